@@ -1,0 +1,1 @@
+"""Memory-efficient continual learning."""

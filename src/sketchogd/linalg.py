@@ -1,0 +1,142 @@
+"""Dense linear algebra on a few long rows, blockwise and in place.
+
+Letters: S (m, d) is a sketch with m rows of length d, m << d; B (r, d) has orthonormal rows; S = R B with R (m, r).
+Everything that touches the d columns goes block by block, so the extra memory is a few (m, m) matrices and one block.
+A float32 Gram matrix cannot see singular values below 3e-4 of the largest, so Gram matrices are in float64.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+BLOCK_BYTES = 16 << 20
+"""Bytes of one float64 block of columns."""
+
+RELATIVE_RANK = 5e-7
+"""Singular values below this fraction of the largest are rounding of float32 rows, not directions."""
+
+
+def column_blocks(rows: int, d: int, block_bytes: int = BLOCK_BYTES) -> Iterator[slice]:
+    """Slices that cut d columns into blocks of about `block_bytes` bytes in float64.
+
+    >>> list(column_blocks(2, 10, block_bytes=64))
+    [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
+    """
+    width = max(1, block_bytes // (8 * max(1, rows)))
+    for start in range(0, d, width):
+        yield slice(start, min(start + width, d))
+
+
+def gram(S: Tensor) -> Tensor:
+    """S Sᵀ (m, m) in float64, one block of columns at a time."""
+    m, d = S.shape
+    K = torch.zeros(m, m, dtype=torch.float64, device=S.device)
+    for block in column_blocks(m, d):
+        X = S[:, block].double()
+        K.addmm_(X, X.T)
+    return K
+
+
+def whiten(K: Tensor, relative_rank: float = RELATIVE_RANK) -> tuple[Tensor, Tensor]:
+    """From the Gram matrix K = S Sᵀ the pair (T, R) with T S orthonormal and S = R (T S), rank-revealing.
+
+    With K = U Λ Uᵀ, directions with √λ <= relative_rank √λ₁ dropped: T = Λ^(-1/2) Uᵀ (r, m), R = U Λ^(1/2) (m, r).
+    The rows of T S are the right singular vectors of S, largest first.
+    """
+    values, vectors = torch.linalg.eigh(K)
+    values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
+    keep = values.sqrt() > relative_rank * values[:1].sqrt()
+    root, U = values[keep].sqrt(), vectors[:, keep]
+    return (U / root).T.contiguous(), U * root
+
+
+def transform_(S: Tensor, T: Tensor) -> None:
+    """S[:r] <- T S in place, computed in float64, and S[r:] <- 0, for T (r, m) with r <= m."""
+    m, d = S.shape
+    r = T.shape[0]
+    for block in column_blocks(m, d):
+        S[:r, block] = T @ S[:, block].double()
+    S[r:] = 0
+
+
+def polish_(B: Tensor) -> Tensor:
+    """Make nearly orthonormal rows orthonormal in place; returns C (r, r) in float64 with B_before = C B_after.
+
+    The symmetric correction B <- (B Bᵀ)^(-1/2) B moves the rows as little as possible. B Bᵀ is close to I, so
+    products in B's own precision are exact enough once they are added up in float64.
+    """
+    r, d = B.shape
+    K = torch.zeros(r, r, dtype=torch.float64, device=B.device)
+    for block in column_blocks(r, d):
+        X = B[:, block]
+        K += X @ X.T
+    values, U = torch.linalg.eigh((K + K.T) / 2)
+    root = values.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+    correction = ((U / root) @ U.T).to(B.dtype)
+    for block in column_blocks(r, d):
+        B[:, block] = correction @ B[:, block]
+    return (U * root) @ U.T
+
+
+def orthonormalise_(S: Tensor) -> Tensor:
+    """Replace S by an orthonormal basis of its rows, in place; returns R (m, r) in float64 with S_before = R S[:r].
+
+    S[:r] are the right singular vectors in falling order, S[r:] is zero, r is the numerical rank.
+
+    >>> S = torch.tensor([[3.0, 4.0], [6.0, 8.0]])
+    >>> R = orthonormalise_(S)
+    >>> R.shape[1], S.abs().round(decimals=4).tolist()
+    (1, [[0.6, 0.8], [0.0, 0.0]])
+    """
+    T, R = whiten(gram(S))
+    transform_(S, T)
+    return R @ polish_(S[: len(T)])
+
+
+def orthonormal_coordinates(C: Tensor, relative_rank: float = RELATIVE_RANK) -> Tensor:
+    """An orthonormal basis (r, n) of the rows of a small matrix C (m, n), rank-revealing, by SVD."""
+    _, values, V = torch.linalg.svd(C, full_matrices=False)
+    return V[values > relative_rank * values[:1]]
+
+
+def restore_(S: Tensor, R: Tensor) -> None:
+    """Undo `orthonormalise_`: S <- R S[:r] in place, for R (m, r)."""
+    m, d = S.shape
+    r = R.shape[1]
+    R = R.double()
+    for block in column_blocks(m, d):
+        S[:, block] = R @ S[:r, block].double()
+
+
+def nystrom(C: Tensor, R: Tensor, cutoff: float = 1e-7) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and coordinates of the Nyström approximation of a second moment M from its sketch Y = Ωᵀ M.
+
+    M ~ Yᵀ (Y Ω)⁺ Y. With Y = R B, C = Y Ω (k, k) and B orthonormal this is Bᵀ (Rᵀ C⁺ R) B. C is symmetric up to
+    rounding and positive semidefinite; eigenvalues below `cutoff` of the largest are rounding and are left out.
+    Returns (λ (r,) falling, Z (r, r)): the eigenvectors are the rows of Zᵀ B.
+    """
+    theta, W = torch.linalg.eigh((C + C.T) / 2)
+    keep = theta > cutoff * theta[-1:].clamp_min(0)
+    half = (W[:, keep] / theta[keep].sqrt()).T @ R
+    values, Z = torch.linalg.eigh(half.T @ half)
+    return values.flip(0).clamp_min(0), Z.flip(1)
+
+
+def coefficients(B: Tensor, v: Tensor) -> Tensor:
+    """B v (r,) in v's precision; a basis kept in fewer bits is widened one block at a time."""
+    if B.dtype == v.dtype:
+        return B @ v
+    c = torch.zeros(len(B), dtype=v.dtype, device=v.device)
+    for block in column_blocks(*B.shape):
+        c += B[:, block].to(v.dtype) @ v[block]
+    return c
+
+
+def combination(B: Tensor, c: Tensor, out: Tensor) -> Tensor:
+    """out (d,) <- Bᵀ c, the twin of `coefficients`."""
+    if B.dtype == c.dtype:
+        return torch.mv(B.T, c, out=out)
+    for block in column_blocks(*B.shape):
+        out[block] = c @ B[:, block].to(c.dtype)
+    return out

@@ -1,0 +1,23 @@
+"""Sketches: fixed-size summaries of a stream of rows."""
+
+from .base import REGISTRY, FactoredSketch, Sketch
+from .frequent import FrequentDirections, IncrementalPCA
+from .linear import GradientSketch, ProductSketch, SymmetricSketch
+from .moment import SecondMoment
+from .pca import PCARows
+from .rows import AllRows, RandomRows
+
+__all__ = [
+    "REGISTRY",
+    "AllRows",
+    "FactoredSketch",
+    "FrequentDirections",
+    "GradientSketch",
+    "IncrementalPCA",
+    "PCARows",
+    "ProductSketch",
+    "RandomRows",
+    "SecondMoment",
+    "Sketch",
+    "SymmetricSketch",
+]

@@ -1,0 +1,291 @@
+"""The interface of a sketch: a fixed-size summary of a stream of rows v₁, v₂, … ∈ ℝᵈ with a basis of their span.
+
+A sketch knows nothing of networks. Settings go into `__init__`, `bind` allocates, `observe` takes rows (b, d),
+`basis` gives orthonormal rows (r, d). Letters: d row length, k rank, b rows in a batch, r rank of the basis.
+
+`FactoredSketch` keeps its basis in the place of its rows. A sketch S (m, d) and its basis B (r, d) would need the
+memory twice; S = R B with R (m, r) small, so S is overwritten by B and R is kept. The next `observe` first restores
+S = R B. So **a basis is a view that is valid until the next observe, merge or load**.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..errors import NonFiniteError
+from ..linalg import restore_
+
+Self = TypeVar("Self", bound="Sketch")
+
+REGISTRY: dict[str, type["Sketch"]] = {}
+"""Every final sketch by its name, which is how files refer to it."""
+
+
+class Sketch(ABC):
+    """A summary of a stream of rows. Subclasses that give a `name` enter the registry."""
+
+    name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.name:
+            REGISTRY[cls.name] = cls
+
+    d: int = 0
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+    count: int = 0
+    """How many rows were observed."""
+
+    # ---------------------------------------------------------------- settings
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments that make an equal sketch; plain numbers and words."""
+
+    def fresh(self: Self, **changes: Any) -> Self:
+        """An unbound sketch with these settings, some of them changed."""
+        return type(self)(**{**self.settings(), **changes})
+
+    @abstractmethod
+    def cost(self, d: int, itemsize: int = 4) -> int:
+        """The most bytes this sketch keeps for rows of length d (for growing ones: the bytes a row costs)."""
+
+    @classmethod
+    @abstractmethod
+    def from_budget(cls: type[Self], nbytes: int, d: int, **settings: Any) -> Self:
+        """The largest such sketch of rows of length d within `nbytes`; ValueError says how many are needed."""
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{key}={value!r}" for key, value in self.settings().items())
+        return f"{type(self).__name__}({inside})"
+
+    # ---------------------------------------------------------------- life
+
+    def bind(
+        self: Self, d: int, dtype: torch.dtype = torch.float32, device: torch.device | str | int = "cpu"
+    ) -> Self:
+        """Allocate for rows of length d; returns the sketch itself. A sketch is bound once."""
+        if self.d:
+            raise ValueError(f"this {type(self).__name__} is bound to rows of length {self.d}; make a fresh() one")
+        if d < 1:
+            raise ValueError(f"rows need a length of at least 1; got {d}")
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"a sketch is kept in float32 or float64; got {dtype}")
+        self.d, self.dtype, self.device = int(d), dtype, torch.device(device)
+        self._allocate()
+        return self
+
+    def observe(self, rows: Tensor) -> None:
+        """Add rows (b, d) to the summary: all of them, or, when an error is raised, none.
+
+        Raises ValueError for another shape and NonFiniteError, naming the rows, for NaN or infinity.
+        """
+        self._require_bound()
+        if rows.ndim != 2 or rows.shape[1] != self.d:
+            raise ValueError(f"expected rows of shape (b, {self.d}), got {tuple(rows.shape)}; one row an example")
+        if len(rows) == 0:
+            return
+        rows = rows.detach().to(device=self.device, dtype=self.dtype)
+        largest = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1)
+        if not bool(largest.isfinite().all()):
+            bad = (~largest.isfinite()).nonzero().flatten().tolist()
+            raise NonFiniteError(
+                f"rows {_shortened(bad)} of {len(rows)} contain NaN or infinity; nothing was observed. "
+                "Leave these examples out, or look for a division by zero in the model",
+                bad,
+            )
+        self._update(rows, float(largest.max()))
+        self.count += len(rows)
+
+    def end_task(self) -> None:  # noqa: B027 - most sketches do not care about tasks
+        """Say that a task is over. Only sketches that work task by task do anything here."""
+
+    def basis(self) -> Tensor:
+        """Orthonormal rows (r, d) of the dominant span of what was observed; valid until the next observe."""
+        return self.spectrum()[1]
+
+    @abstractmethod
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """(values (r,) in float64, rows (r, d)): estimated eigenpairs of Σ v vᵀ, largest first; rows as `basis`."""
+
+    def merge(self: Self, other: Self) -> None:
+        """Take over what `other` observed, as if this sketch had observed both streams. `other` keeps its state.
+
+        Raises ValueError when the two were not made to be merged.
+        """
+        self._require_bound()
+        if type(other) is not type(self) or (other.d, other.dtype) != (self.d, self.dtype):
+            raise ValueError(
+                f"cannot merge {other!r} on rows of length {other.d} ({other.dtype}) "
+                f"into {self!r} on rows of length {self.d} ({self.dtype})"
+            )
+        self._check_mergeable(other)
+        if other.count:
+            self._absorb(other)
+            self.count += other.count
+
+    # ---------------------------------------------------------------- bytes and state
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor kept, by name."""
+        return {**self._state(), **self._fixed()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors kept."""
+        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Settings, counters and tensors (the tensors themselves, not copies)."""
+        self._require_bound()
+        return {
+            "meta": {
+                "sketch": self.name,
+                "settings": self.settings(),
+                "d": self.d,
+                "dtype": str(self.dtype).removeprefix("torch."),
+                "counters": {"count": self.count, **self._counters()},
+            },
+            "tensors": self._state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict` of a sketch with the same settings; all or nothing."""
+        self._require_bound()
+        meta, tensors = state["meta"], state["tensors"]
+        mine = {**self.state_dict()["meta"], "counters": None}
+        theirs = {**meta, "counters": None}
+        if mine != theirs:
+            differing = [f"{key}: {theirs.get(key)!r} here {mine[key]!r}" for key in mine if theirs.get(key) != mine[key]]
+            raise ValueError("the state is of another sketch: " + "; ".join(differing))
+        for name, tensor in tensors.items():
+            if not bool(tensor.isfinite().all()):
+                raise ValueError(f"tensor {name!r} of the state contains NaN or infinity")
+        self._adopt(meta["counters"], {name: t.to(self.device) for name, t in tensors.items()})
+        self.count = int(meta["counters"]["count"])
+
+    # ---------------------------------------------------------------- for subclasses
+
+    def _require_bound(self) -> None:
+        if not self.d:
+            raise ValueError(f"call bind(d) on this {type(self).__name__} before it is used")
+
+    @abstractmethod
+    def _allocate(self) -> None: ...
+
+    @abstractmethod
+    def _state(self) -> dict[str, Tensor]:
+        """The tensors that make up the state."""
+
+    def _fixed(self) -> dict[str, Tensor]:
+        """Tensors that are kept but follow from the settings: stored test matrices."""
+        return {}
+
+    def _counters(self) -> dict[str, Any]:
+        """Numbers beside `count` that belong to the state."""
+        return {}
+
+    @abstractmethod
+    def _update(self, rows: Tensor, largest: float) -> None:
+        """Add checked rows; `largest` is their largest absolute entry."""
+
+    @abstractmethod
+    def _check_mergeable(self, other: Any) -> None:
+        """Raise ValueError when `other` cannot be absorbed."""
+
+    @abstractmethod
+    def _absorb(self, other: Any) -> None: ...
+
+    @abstractmethod
+    def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Take over a checked state; shapes are checked here before anything is changed."""
+
+
+class FactoredSketch(Sketch):
+    """A sketch whose state is one block of rows S (m, d), overwritten by its basis when that is asked for."""
+
+    rows: Tensor
+    """S, or, when `factor` is there, the orthonormal rows that stand in its place."""
+    factor: Tensor | None = None
+    """R (m, r) with S = R B."""
+    values: Tensor | None = None
+    """Estimated eigenvalues, one for each row of the basis."""
+
+    @abstractmethod
+    def _factorise(self) -> tuple[Tensor, Tensor]:
+        """Overwrite `self._filled()` by orthonormal rows; returns (R (m, r), values (r',) with r' <= r)."""
+
+    def _filled(self) -> Tensor:
+        """The part of `rows` that is in use."""
+        return self.rows
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """See `Sketch.spectrum`. The first call after an observe computes it."""
+        self._require_bound()
+        if self.count == 0:
+            return torch.zeros(0, dtype=torch.float64, device=self.device), self.rows[:0]
+        if self.values is None:
+            R, values = self._factorise()
+            self.factor, self.values = R.to(self.dtype), values
+        return self.values, self.rows[: len(self.values)]
+
+    def _open(self) -> None:
+        """Restore S, so that it can be added to."""
+        if self.factor is not None:
+            restore_(self._filled(), self.factor)
+            self.factor = self.values = None
+
+    def _opened_rows(self) -> Tensor:
+        """S as a new tensor, the state untouched."""
+        filled = self._filled()
+        if self.factor is None:
+            return filled.clone()
+        return self.factor @ filled[: self.factor.shape[1]]
+
+    def _state(self) -> dict[str, Tensor]:
+        kept = {"rows": self.rows, **self._more_state()}
+        if self.factor is not None and self.values is not None:
+            kept |= {"factor": self.factor, "values": self.values}
+        return kept
+
+    def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        rows = tensors["rows"]
+        if rows.ndim != 2 or rows.shape[1] != self.d or (not self.grows and rows.shape != self.rows.shape):
+            raise ValueError(f"the state's rows have shape {tuple(rows.shape)}, expected {tuple(self.rows.shape)}")
+        self.rows = rows.to(self.dtype).clone()
+        self.factor, self.values = tensors.get("factor"), tensors.get("values")
+        self._adopt_more(counters, tensors)
+
+    grows: ClassVar[bool] = False
+    """Whether the number of rows depends on what was observed."""
+
+    def _more_state(self) -> dict[str, Tensor]:
+        """State tensors of a subclass beside the rows."""
+        return {}
+
+    def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:  # noqa: B027
+        """Take over the rest of a checked state."""
+
+
+def largest_rank(fits: Any, limit: int) -> int:
+    """The largest integer in 1..limit for which `fits` holds, 0 if there is none; `fits` is monotone."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def positive(**numbers: int) -> None:
+    """Raise ValueError unless each named setting is a positive integer."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a positive integer; got {value!r}")
+
+
+def _shortened(indices: list[int], most: int = 8) -> str:
+    shown = ", ".join(map(str, indices[:most]))
+    return shown if len(indices) <= most else f"{shown}, … ({len(indices)} in all)"

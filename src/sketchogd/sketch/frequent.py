@@ -1,0 +1,118 @@
+"""Sketches that compress whenever their buffer is full: frequent directions and incremental PCA.
+
+Both keep S (k + buffer, d). When it is full, S = U Σ V; S becomes the k leading rows of f(Σ) V and the buffer is free
+again. Incremental PCA cuts: f(σ) = σ. Frequent directions (Liberty 2013) shrinks: f(σ)² = σ² - σ²_{k+1}, which gives
+0 <= M - SᵀS <= ‖M - M_j‖_F² / (k - j + 1) I for every j <= k, M = Σ v vᵀ. PCA about the origin: M is what counts.
+"""
+
+from abc import abstractmethod
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..linalg import orthonormalise_
+from .base import FactoredSketch, largest_rank, positive
+
+B = TypeVar("B", bound="BufferedSketch")
+
+
+class BufferedSketch(FactoredSketch):
+    """What the two have in common: a buffer, and a spectrum to be cut when it is full."""
+
+    def __init__(self, rank: int, buffer: int) -> None:
+        positive(rank=rank, buffer=buffer)
+        self.rank = rank
+        self.buffer = buffer
+
+    filled: int = 0
+
+    @abstractmethod
+    def _shrunk(self, squares: Tensor) -> Tensor:
+        """New squared singular values (<= rank of them) from all of them, falling."""
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sketch`."""
+        return {"rank": self.rank, "buffer": self.buffer}
+
+    def cost(self, d: int, itemsize: int = 4) -> int:
+        """m (d + m) numbers with m = rank + buffer, and the values."""
+        m = self.rank + self.buffer
+        return itemsize * m * (d + min(m, d)) + 8 * min(m, d)
+
+    @classmethod
+    def from_budget(cls: type[B], nbytes: int, d: int, **settings: Any) -> B:
+        """See `Sketch`; a fifth of the rows are buffer."""
+        rank = largest_rank(lambda k: cls(k, max(1, k // 4)).cost(d) <= nbytes, d)
+        if rank == 0:
+            raise ValueError(
+                f"the smallest such sketch of rows of length {d} takes {cls(1, 1).cost(d):,} bytes; "
+                f"the budget is {nbytes:,}"
+            )
+        return cls(rank, max(1, rank // 4))
+
+    def _allocate(self) -> None:
+        self.rows = torch.zeros(self.rank + self.buffer, self.d, dtype=self.dtype, device=self.device)
+
+    def _filled(self) -> Tensor:
+        return self.rows[: self.filled]
+
+    def _update(self, rows: Tensor, largest: float) -> None:
+        self._open()
+        while len(rows):
+            if self.filled == len(self.rows):
+                self._compress()
+            room = len(self.rows) - self.filled
+            head, rows = rows[:room], rows[room:]
+            self.rows[self.filled : self.filled + len(head)] = head
+            self.filled += len(head)
+
+    def _compress(self) -> None:
+        R = orthonormalise_(self._filled())
+        squares = self._shrunk(R.square().sum(0))
+        self.filled = int((squares > 0).sum())
+        self.rows[: self.filled] *= squares[: self.filled, None].sqrt().to(self.dtype)
+        self.rows[self.filled :] = 0
+
+    def _factorise(self) -> tuple[Tensor, Tensor]:
+        if self.filled > self.rank:
+            self._compress()
+        R = orthonormalise_(self._filled())
+        return R, R.square().sum(0)
+
+    def _check_mergeable(self, other: "BufferedSketch") -> None:
+        if other.settings() != self.settings():
+            raise ValueError(f"{other!r} cannot be merged into {self!r}: rank and buffer must be equal")
+
+    def _absorb(self, other: "BufferedSketch") -> None:
+        self._update(other._opened_rows().to(self.device), 0.0)
+
+    def _counters(self) -> dict[str, Any]:
+        return {"filled": self.filled}
+
+    def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.filled = int(counters["filled"])
+
+
+class IncrementalPCA(BufferedSketch):
+    """The leading `rank` directions are kept at full weight, the rest is cut off.
+
+    >>> sketch = IncrementalPCA(rank=1, buffer=2).bind(2)
+    >>> sketch.observe(torch.tensor([[5.0, 0.0], [0.0, 1.0], [5.0, 0.0], [0.0, 1.0]]))
+    >>> sketch.spectrum()
+    (tensor([50.], dtype=torch.float64), tensor([[1., 0.]]))
+    """
+
+    name = "incremental-pca"
+
+    def _shrunk(self, squares: Tensor) -> Tensor:
+        return squares[: self.rank]
+
+
+class FrequentDirections(BufferedSketch):
+    """Every compression subtracts the (rank + 1)-th square from all, so that nothing is overrated (Liberty 2013)."""
+
+    name = "frequent-directions"
+
+    def _shrunk(self, squares: Tensor) -> Tensor:
+        return squares[: self.rank] - (squares[self.rank] if len(squares) > self.rank else 0.0)

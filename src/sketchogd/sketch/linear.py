@@ -1,0 +1,338 @@
+"""The paper's three sketches, with the transpose of its layout: a sketch is k rows of length d.
+
+Letters: G (b, d) a batch of rows; Y (k, d) and W (l, d) what is kept; Ω (d, k) and Ψᵀ (d, l) the test matrices;
+M = Σ v vᵀ = GᵀG the second moment of everything observed.
+
+| | keeps | update with G | basis |
+|---|---|---|---|
+| GradientSketch (SketchOGD-1) | Y | Y += Ω_bᵀ G, Ω_b (b, k) fresh | orth Y |
+| ProductSketch (SketchOGD-2) | Y | Y += (G Ω)ᵀ G | orth Y |
+| SymmetricSketch (SketchOGD-3) | Y, W | Y += (G Ω)ᵀ G, W += (G Ψᵀ)ᵀ G | Q = orth Y; U, T = QR(Ψ Qᵀ); X = T⁺ (Uᵀ W); orth [Q; X] |
+
+Methods 2 and 3 keep squares, which overflow float32 for rows beyond 1e19; they keep Y·4^(-e) with e the exponent of
+the largest entry seen, an exact scaling.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..linalg import gram, nystrom, orthonormal_coordinates, polish_, transform_, whiten
+from ..testmatrix import Gaussian, Identity, SparseSign, TestMatrix, derive_seed, named_test_matrix, normal
+from .base import FactoredSketch, largest_rank, positive
+
+
+class GradientSketch(FactoredSketch):
+    """SketchOGD-1: Y = Ωᵀ G over all rows, each with a fresh normal row of Ω that is never kept.
+
+    Values are the squared singular values of Y divided by k, since E[YᵀY] = k M.
+
+    >>> sketch = GradientSketch(2).bind(3)
+    >>> sketch.observe(torch.tensor([[1.0, 0.0, 0.0]] * 4))
+    >>> sketch.basis().abs()
+    tensor([[1., 0., 0.]])
+    """
+
+    name = "gradient"
+
+    def __init__(self, rank: int, *, seed: int = 0) -> None:
+        positive(rank=rank)
+        self.rank = rank
+        self.seed = seed
+        self.merged_seeds: list[int] = []
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sketch`."""
+        return {"rank": self.rank, "seed": self.seed}
+
+    def cost(self, d: int, itemsize: int = 4) -> int:
+        """k (d + k) numbers and k values."""
+        k = min(self.rank, d)
+        return itemsize * k * (d + k) + 8 * k
+
+    @classmethod
+    def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "GradientSketch":
+        """See `Sketch`."""
+        return cls(_rank_within(cls, nbytes, d, settings), **settings)
+
+    def _counters(self) -> dict[str, Any]:
+        return {"merged_seeds": list(self.merged_seeds)}  # whose draws are in Y
+
+    def _allocate(self) -> None:
+        self.rows = torch.zeros(min(self.rank, self.d), self.d, dtype=self.dtype, device=self.device)
+
+    def _update(self, rows: Tensor, largest: float) -> None:
+        self._open()
+        # Row n of the stream draws from (seed, n): nothing to store, and no draw is ever used twice.
+        shape = (len(rows), len(self.rows))
+        omega = normal(shape, derive_seed(self.seed, "row", self.count), self.dtype, self.device)
+        self.rows.addmm_(omega.T, rows)
+
+    def _factorise(self) -> tuple[Tensor, Tensor]:
+        T, R = whiten(gram(self.rows))
+        transform_(self.rows, T)
+        values = R.square().sum(0) / len(self.rows)
+        return R @ polish_(self.rows[: len(T)]), values
+
+    def _check_mergeable(self, other: "GradientSketch") -> None:
+        if other.rank != self.rank:
+            raise ValueError(f"sketches of rank {self.rank} and {other.rank} do not add up")
+        common = {self.seed, *self.merged_seeds} & {other.seed, *other.merged_seeds}
+        if common:
+            raise ValueError(
+                f"both sketches drew from seed {min(common)}, so their draws are not independent; "
+                "give each worker's GradientSketch a seed of its own"
+            )
+
+    def _absorb(self, other: "GradientSketch") -> None:
+        self._open()
+        self.rows += other._opened_rows().to(self.device)
+        self.merged_seeds += [other.seed, *other.merged_seeds]
+
+    def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.merged_seeds = [int(seed) for seed in counters["merged_seeds"]]
+
+
+class ProductSketch(FactoredSketch):
+    """SketchOGD-2: Y = Ωᵀ M with a test matrix that is fixed by the seed.
+
+    The values and rows of `spectrum` are the eigenpairs of the Nyström approximation Yᵀ (Y Ω)⁺ Y of M. Where the
+    rank reaches d, Ω is the identity and Y is M itself.
+
+    >>> sketch = ProductSketch(3).bind(3)
+    >>> sketch.observe(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
+    >>> sketch.spectrum()[0]
+    tensor([4., 1.], dtype=torch.float64)
+    """
+
+    name = "product"
+
+    def __init__(self, rank: int, *, seed: int = 0, test_matrix: str | TestMatrix = "sparse") -> None:
+        positive(rank=rank)
+        self.rank = rank
+        self.seed = seed
+        self.test_matrix = named_test_matrix(_revived(test_matrix))
+
+    exponent: int | None = None
+    omega: TestMatrix
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sketch`."""
+        return {"rank": self.rank, "seed": self.seed, "test_matrix": _plain(self.test_matrix)}
+
+    def cost(self, d: int, itemsize: int = 4) -> int:
+        """k (d + k) numbers, k values, and the test matrix where it is stored."""
+        k = min(self.rank, d)
+        stored = 0 if k == d else self.test_matrix.cost(d, k, itemsize)
+        return itemsize * k * (d + k) + 8 * k + stored
+
+    @classmethod
+    def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "ProductSketch":
+        """See `Sketch`."""
+        return cls(_rank_within(cls, nbytes, d, settings), **settings)
+
+    def _counters(self) -> dict[str, Any]:
+        return {"exponent": self.exponent}
+
+    def _fixed(self) -> dict[str, Tensor]:
+        return _prefixed("omega", self.omega)
+
+    def _allocate(self) -> None:
+        k = min(self.rank, self.d)
+        self.rows = torch.zeros(k, self.d, dtype=self.dtype, device=self.device)
+        self.omega = _bound(self.test_matrix, self.d, k, derive_seed(self.seed, "omega"), self.dtype, self.device)
+
+    def _update(self, rows: Tensor, largest: float) -> None:
+        self._open()
+        self.exponent, G = _rescaled_(self.rows, self.exponent, rows, largest)
+        self.rows.addmm_(self.omega.apply(G).T, G)
+
+    def _factorise(self) -> tuple[Tensor, Tensor]:
+        Y = self.rows
+        C = self.omega.apply(Y, torch.float64)
+        T, R = whiten(gram(Y))
+        values, Z = nystrom(C, R)
+        transform_(Y, Z.T @ T)
+        R = R @ Z @ polish_(Y[: len(T)])
+        return R, _unscaled(values, self.exponent)
+
+    def _check_mergeable(self, other: "ProductSketch") -> None:
+        _require_same_settings(self, other)
+
+    def _absorb(self, other: "ProductSketch") -> None:
+        self._open()
+        self.exponent = _added_scaled_(self.rows, self.exponent, other._opened_rows(), other.exponent)
+
+    def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.exponent = counters["exponent"]
+
+
+class SymmetricSketch(FactoredSketch):
+    """SketchOGD-3: Y = Ωᵀ M and W = Ψ M, with a basis of the symmetric low-rank approximation of M.
+
+    Y and W stand in one block of k + l rows. Written in coordinates of an orthonormal basis E of all these rows, the
+    paper's steps are small products; at the end E is turned so that its first rows are orth [Q; X], and the rest
+    remain so that W can be restored.
+
+    Raises ValueError unless corank >= rank, which T⁺ needs.
+    """
+
+    name = "symmetric"
+
+    def __init__(self, rank: int, corank: int, *, seed: int = 0, test_matrix: str | TestMatrix = "sparse") -> None:
+        positive(rank=rank, corank=corank)
+        if corank < rank:
+            raise ValueError(f"corank (l) must be at least rank (k), since Ψ Q has l rows; got k={rank}, l={corank}")
+        self.rank = rank
+        self.corank = corank
+        self.seed = seed
+        self.test_matrix = named_test_matrix(_revived(test_matrix))
+
+    exponent: int | None = None
+    omega: TestMatrix
+    psi: TestMatrix
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sketch`."""
+        test_matrix = _plain(self.test_matrix)
+        return {"rank": self.rank, "corank": self.corank, "seed": self.seed, "test_matrix": test_matrix}
+
+    def cost(self, d: int, itemsize: int = 4) -> int:
+        """m (d + m) numbers with m = k + l, m values, and the test matrices where they are stored."""
+        k, l = min(self.rank, d), min(self.corank, d)
+        m = k + l
+        stored = sum(0 if n == d else self.test_matrix.cost(d, n, itemsize) for n in (k, l))
+        return itemsize * m * (d + min(m, d)) + 8 * min(m, d) + stored
+
+    @classmethod
+    def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "SymmetricSketch":
+        """See `Sketch`; rank and corank are equal."""
+        k = largest_rank(lambda k: cls(k, k, **settings).cost(d) <= nbytes, d)
+        if k == 0:
+            raise ValueError(_too_small(cls(1, 1, **settings).cost(d), nbytes, d))
+        return cls(k, k, **settings)
+
+    def _counters(self) -> dict[str, Any]:
+        return {"exponent": self.exponent}
+
+    def _fixed(self) -> dict[str, Tensor]:
+        return {**_prefixed("omega", self.omega), **_prefixed("psi", self.psi)}
+
+    def _allocate(self) -> None:
+        k, l = min(self.rank, self.d), min(self.corank, self.d)
+        self.rows = torch.zeros(k + l, self.d, dtype=self.dtype, device=self.device)
+        self.omega = _bound(self.test_matrix, self.d, k, derive_seed(self.seed, "omega"), self.dtype, self.device)
+        self.psi = _bound(self.test_matrix, self.d, l, derive_seed(self.seed, "psi"), self.dtype, self.device)
+
+    def _update(self, rows: Tensor, largest: float) -> None:
+        self._open()
+        self.exponent, G = _rescaled_(self.rows, self.exponent, rows, largest)
+        Y, W = self.rows.split([self.omega.k, self.psi.k])
+        Y.addmm_(self.omega.apply(G).T, G)
+        W.addmm_(self.psi.apply(G).T, G)
+
+    def _factorise(self) -> tuple[Tensor, Tensor]:
+        S_psi = self.psi.apply(self.rows, torch.float64)
+        to_E, from_E = whiten(gram(self.rows))
+        Y, W = from_E.split([self.omega.k, self.psi.k])  # coordinates of the paper's Yᵀ and W in E
+
+        Q = orthonormal_coordinates(Y)
+        U, T = torch.linalg.qr((Q @ to_E @ S_psi).T)
+        X = torch.linalg.pinv(T, rtol=1e-6) @ (U.T @ W)
+        basis = orthonormal_coordinates(torch.cat([Q, X]))
+
+        M = Q.T @ X
+        values, Z = torch.linalg.eigh(basis @ (M + M.T) @ basis.T / 2)
+        basis = Z.flip(1).T @ basis
+        rest = torch.linalg.svd(basis, full_matrices=True)[2][len(basis) :]
+        turn = torch.cat([basis, rest])
+
+        transform_(self.rows, turn @ to_E)
+        R = from_E @ turn.T @ polish_(self.rows[: len(turn)])
+        return R, _unscaled(values.flip(0).clamp_min(0), self.exponent)
+
+    def _check_mergeable(self, other: "SymmetricSketch") -> None:
+        _require_same_settings(self, other)
+
+    def _absorb(self, other: "SymmetricSketch") -> None:
+        self._open()
+        self.exponent = _added_scaled_(self.rows, self.exponent, other._opened_rows(), other.exponent)
+
+    def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.exponent = counters["exponent"]
+
+
+# ---------------------------------------------------------------- scaling by powers of two
+
+
+def _rescaled_(Y: Tensor, exponent: int | None, rows: Tensor, largest: float) -> tuple[int | None, Tensor]:
+    """Bring Y and the new rows to one scale: the exponent of the largest entry seen, and rows · 2^(-exponent)."""
+    if largest == 0.0:
+        return exponent, rows
+    here = math.frexp(largest)[1]
+    if exponent is None or here > exponent:
+        if exponent is not None:
+            Y.mul_(4.0 ** max(exponent - here, -500))
+        exponent = here
+    # ldexp with a tensor exponent is exact also where the power itself is beyond float32.
+    return exponent, torch.ldexp(rows, torch.tensor(-exponent, device=rows.device))
+
+
+def _added_scaled_(Y: Tensor, exponent: int | None, other: Tensor, other_exponent: int | None) -> int | None:
+    """Y · 4^exponent + other · 4^other_exponent, at the larger scale, in place of Y."""
+    if other_exponent is None:
+        return exponent
+    if exponent is None:
+        exponent = other_exponent
+    if other_exponent > exponent:
+        Y.mul_(4.0 ** max(exponent - other_exponent, -500))
+        exponent = other_exponent
+    Y.add_(other.to(Y.device), alpha=4.0 ** max(other_exponent - exponent, -500))
+    return exponent
+
+
+def _unscaled(values: Tensor, exponent: int | None) -> Tensor:
+    return values * 4.0 ** (exponent or 0)
+
+
+# ---------------------------------------------------------------- settings
+
+
+def _bound(choice: TestMatrix, d: int, k: int, seed: int, dtype: torch.dtype, device: torch.device) -> TestMatrix:
+    return (Identity() if k == d else choice).bind(d, k, seed, dtype, device)
+
+
+def _plain(choice: TestMatrix) -> dict[str, Any]:
+    return {"kind": "gaussian" if isinstance(choice, Gaussian) else "sparse", **choice.settings()}
+
+
+def _revived(choice: str | TestMatrix | dict[str, Any]) -> str | TestMatrix:
+    if not isinstance(choice, dict):
+        return choice
+    rest = {key: value for key, value in choice.items() if key != "kind"}
+    return Gaussian(**rest) if choice["kind"] == "gaussian" else SparseSign(**rest)
+
+
+def _prefixed(prefix: str, matrix: TestMatrix) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in matrix.tensors().items()}
+
+
+def _require_same_settings(mine: FactoredSketch, other: FactoredSketch) -> None:
+    if mine.settings() != other.settings():
+        raise ValueError(
+            f"{other!r} cannot be merged into {mine!r}: their sums need the same test matrix, "
+            "so rank, seed and test_matrix must be equal"
+        )
+
+
+def _rank_within(cls: Any, nbytes: int, d: int, settings: dict[str, Any]) -> int:
+    rank = largest_rank(lambda k: cls(k, **settings).cost(d) <= nbytes, d)
+    if rank == 0:
+        raise ValueError(_too_small(cls(1, **settings).cost(d), nbytes, d))
+    return rank
+
+
+def _too_small(needed: int, nbytes: int, d: int) -> str:
+    return f"the smallest such sketch of rows of length {d} takes {needed:,} bytes; the budget is {nbytes:,}"

@@ -1,0 +1,96 @@
+"""The exact second moment M = Σ v vᵀ (d, d), for short rows: what a sketch of rank d would be, in fewer bytes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..linalg import RELATIVE_RANK
+from .base import Sketch
+from .linear import _added_scaled_, _rescaled_, _unscaled
+
+
+class SecondMoment(Sketch):
+    """M itself; its eigenvectors take its place when they are asked for, M = Bᵀ diag(λ) B.
+
+    >>> sketch = SecondMoment().bind(2)
+    >>> sketch.observe(torch.tensor([[3.0, 4.0]]))
+    >>> sketch.spectrum()[0]
+    tensor([25.], dtype=torch.float64)
+    """
+
+    name = "moment"
+
+    matrix: Tensor
+    values: Tensor | None = None
+    """λ when `matrix` holds eigenvectors, otherwise None."""
+    exponent: int | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def cost(self, d: int, itemsize: int = 4) -> int:
+        """d² numbers and d values."""
+        return itemsize * d * d + 8 * d
+
+    @classmethod
+    def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "SecondMoment":
+        """See `Sketch`."""
+        if cls().cost(d) > nbytes:
+            raise ValueError(
+                f"the second moment of rows of length {d} takes {cls().cost(d):,} bytes; the budget is {nbytes:,}"
+            )
+        return cls()
+
+    def _allocate(self) -> None:
+        self.matrix = torch.zeros(self.d, self.d, dtype=self.dtype, device=self.device)
+
+    def _dense(self) -> Tensor:
+        """M · 4^(-exponent), in float64 from the eigenpairs or the matrix itself."""
+        if self.values is None:
+            return self.matrix
+        V = self.matrix[: len(self.values)].double()
+        return V.T @ (_unscaled(self.values, -(self.exponent or 0))[:, None] * V)
+
+    def _open(self) -> None:
+        if self.values is not None:
+            self.matrix.copy_(self._dense())
+            self.values = None
+
+    def _update(self, rows: Tensor, largest: float) -> None:
+        self._open()
+        self.exponent, G = _rescaled_(self.matrix, self.exponent, rows, largest)
+        self.matrix.addmm_(G.T, G)
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """The eigenpairs of M; values below rounding are left out."""
+        self._require_bound()
+        if self.values is None:
+            values, vectors = torch.linalg.eigh(self.matrix.double())
+            keep = values > RELATIVE_RANK * values[-1:].clamp_min(0)
+            self.matrix.zero_()
+            self.matrix[: int(keep.sum())] = vectors[:, keep].flip(1).T
+            self.values = _unscaled(values[keep].flip(0), self.exponent)
+        return self.values, self.matrix[: len(self.values)]
+
+    def _check_mergeable(self, other: "SecondMoment") -> None:
+        """Any two can be merged."""
+
+    def _absorb(self, other: "SecondMoment") -> None:
+        self._open()
+        self.exponent = _added_scaled_(self.matrix, self.exponent, other._dense().to(self.dtype), other.exponent)
+
+    def _state(self) -> dict[str, Tensor]:
+        return {"matrix": self.matrix} if self.values is None else {"matrix": self.matrix, "values": self.values}
+
+    def _counters(self) -> dict[str, Any]:
+        return {"exponent": self.exponent}
+
+    def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        if tensors["matrix"].shape != self.matrix.shape:
+            raise ValueError(
+                f"the state's matrix has shape {tuple(tensors['matrix'].shape)}, expected {tuple(self.matrix.shape)}"
+            )
+        self.matrix = tensors["matrix"].to(self.dtype).clone()
+        self.values, self.exponent = tensors.get("values"), counters["exponent"]

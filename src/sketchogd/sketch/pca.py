@@ -1,0 +1,127 @@
+"""PCA-OGD: the leading principal directions of a sample of each task. Components (m, d) are added up over tasks."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..linalg import gram, orthonormalise_, polish_, transform_, whiten
+from ..testmatrix import derive_seed
+from .base import Sketch, positive
+from .rows import RandomRows
+
+
+class PCARows(Sketch):
+    """At `end_task`, a uniform sample of `samples` rows of the task becomes its top `components` principal directions.
+
+    The sample is centred first, as the published runs do. Directions are made orthonormal to those kept; what lies in
+    their span already adds nothing. Memory grows by `components` rows a task, and a task under way holds its sample.
+    The basis covers finished tasks only.
+
+    Raises ValueError if components > samples.
+    """
+
+    name = "pca"
+
+    def __init__(self, samples: int, components: int, *, seed: int = 0) -> None:
+        positive(samples=samples, components=components)
+        if components > samples:
+            raise ValueError(f"a sample of {samples} rows has at most that many components; got {components}")
+        self.samples = samples
+        self.components = components
+        self.seed = seed
+
+    rows: Tensor
+    values: Tensor
+    tasks: int = 0
+    _sample: RandomRows | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sketch`."""
+        return {"samples": self.samples, "components": self.components, "seed": self.seed}
+
+    def cost(self, d: int, itemsize: int = 4) -> int:
+        """Bytes that one task adds: its components and their values."""
+        return self.components * (d * itemsize + 8)
+
+    @classmethod
+    def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "PCARows":
+        """Always an error: the number of tasks is not known."""
+        raise ValueError("PCARows grows with every task and has no budget; use ProductSketch or IncrementalPCA")
+
+    def _allocate(self) -> None:
+        self.rows = torch.zeros(0, self.d, dtype=self.dtype, device=self.device)
+        self.values = torch.zeros(0, dtype=torch.float64, device=self.device)
+
+    def _open_sample(self) -> RandomRows:
+        # The task's number enters the seed, so that samples of different tasks are independent.
+        sample = RandomRows(self.samples, seed=derive_seed(self.seed, "task", self.tasks))
+        return sample.bind(self.d, self.dtype, self.device)
+
+    def _update(self, rows: Tensor, largest: float) -> None:
+        if self._sample is None:
+            self._sample = self._open_sample()
+        self._sample.observe(rows)
+
+    def end_task(self) -> None:
+        """Turn the sample of the task into components."""
+        if self._sample is None:
+            return
+        rows = self._sample._opened_rows()
+        scale = self._sample.count / len(rows)
+        self._sample = None
+        self.tasks += 1
+        rows -= rows.mean(0)
+        T, R = whiten(gram(rows))
+        values = R.square().sum(0)[: self.components] * scale
+        transform_(rows, T[: self.components])
+        self._append(rows[: len(values)], values)
+
+    def _append(self, components: Tensor, values: Tensor) -> None:
+        """Add directions, each less what the kept ones span of it."""
+        if len(values) == 0:
+            return
+        polish_(components)
+        for _ in range(2):
+            components -= (components @ self.rows.T) @ self.rows
+        R = orthonormalise_(components)
+        # A direction within the old span leaves only rounding; 1e-4 is far above that and far below a real one.
+        size = R.square().sum(0).sqrt()
+        new = int((size > 1e-4).sum())
+        shares = R[:, :new].square() / R[:, :new].square().sum(0)
+        self.values = torch.cat([self.values, shares.T @ values])
+        self.rows = torch.cat([self.rows, components[:new]])
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Variances and components of the finished tasks, largest first."""
+        self._require_bound()
+        self.values, order = self.values.sort(descending=True, stable=True)
+        self.rows = self.rows[order]
+        return self.values, self.rows
+
+    def _check_mergeable(self, other: "PCARows") -> None:
+        if self._sample is not None or other._sample is not None:
+            raise ValueError("a task is under way; call end_task() on both sketches before they are merged")
+
+    def _absorb(self, other: "PCARows") -> None:
+        self._append(other.rows.to(self.device).clone(), other.values.to(self.device))
+        self.tasks += other.tasks
+
+    def _state(self) -> dict[str, Tensor]:
+        sample = {} if self._sample is None else {f"sample.{k}": v for k, v in self._sample._state().items()}
+        return {"rows": self.rows, "values": self.values, **sample}
+
+    def _counters(self) -> dict[str, Any]:
+        return {"tasks": self.tasks, "sampled": 0 if self._sample is None else self._sample.count}
+
+    def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        rows, values = tensors["rows"], tensors["values"]
+        if rows.ndim != 2 or rows.shape[1] != self.d or len(values) != len(rows):
+            raise ValueError(f"the state's components have shape {tuple(rows.shape)}, expected (m, {self.d})")
+        self.rows, self.values, self.tasks = rows.to(self.dtype).clone(), values.clone(), int(counters["tasks"])
+        self._sample = None
+        if counters["sampled"]:
+            self._sample = self._open_sample()
+            held = {k.removeprefix("sample."): v for k, v in tensors.items() if k.startswith("sample.")}
+            self._sample._adopt({"merged_seeds": []}, held)
+            self._sample.count = int(counters["sampled"])

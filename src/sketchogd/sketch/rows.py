@@ -1,0 +1,154 @@
+"""Sketches that keep rows as they are: all of them (OGD) or a uniform sample (RandomOGD). Rows (n, d)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..linalg import orthonormalise_
+from ..testmatrix import derive_seed
+from .base import FactoredSketch, positive
+
+
+class AllRows(FactoredSketch):
+    """OGD: every row is kept, so memory grows with the stream. Values are the exact eigenvalues of Σ v vᵀ.
+
+    >>> sketch = AllRows().bind(2)
+    >>> sketch.observe(torch.tensor([[3.0, 4.0]]))
+    >>> sketch.spectrum()
+    (tensor([25.], dtype=torch.float64), tensor([[0.6000, 0.8000]]))
+    """
+
+    name = "all"
+    grows = True
+    growth = 1.25
+    """By how much the storage grows when it is full: fewer copies for at most a quarter of spare memory."""
+
+    def settings(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def cost(self, d: int, itemsize: int = 4) -> int:
+        """Bytes of one row."""
+        return d * itemsize
+
+    @classmethod
+    def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "AllRows":
+        """Always an error: no budget holds a memory that grows."""
+        raise ValueError("AllRows grows with every row and has no budget; use ProductSketch or RandomRows")
+
+    def _allocate(self) -> None:
+        self.rows = torch.zeros(0, self.d, dtype=self.dtype, device=self.device)
+
+    def _filled(self) -> Tensor:
+        return self.rows[: self.count]
+
+    def _update(self, rows: Tensor, largest: float) -> None:
+        self._open()
+        needed = self.count + len(rows)
+        if needed > len(self.rows):
+            grown = self.rows.new_empty(max(needed, int(len(self.rows) * self.growth)), self.d)
+            grown[: self.count] = self._filled()
+            grown[needed:] = 0
+            self.rows = grown
+        self.rows[self.count : needed] = rows
+
+    def _factorise(self) -> tuple[Tensor, Tensor]:
+        R = orthonormalise_(self._filled())
+        return R, R.square().sum(0)
+
+    def _check_mergeable(self, other: "AllRows") -> None:
+        """Any two can be merged."""
+
+    def _absorb(self, other: "AllRows") -> None:
+        self._update(other._opened_rows().to(self.device), 0.0)
+
+
+class RandomRows(FactoredSketch):
+    """RandomOGD: a uniform sample without replacement of all rows seen, whatever their number.
+
+    Every row gets a random key; the `capacity` rows with the smallest keys are kept. Two samples merge by their keys.
+    Values are those of the sample scaled by (rows seen) / (rows kept).
+    """
+
+    name = "random"
+
+    def __init__(self, capacity: int, *, seed: int = 0) -> None:
+        positive(capacity=capacity)
+        self.capacity = capacity
+        self.seed = seed
+        self.merged_seeds: list[int] = []
+
+    keys: Tensor
+
+    def settings(self) -> dict[str, Any]:
+        """See `Sketch`."""
+        return {"capacity": self.capacity, "seed": self.seed}
+
+    def cost(self, d: int, itemsize: int = 4) -> int:
+        """m (d + m) numbers, m keys and m values."""
+        m = self.capacity
+        return itemsize * m * (d + min(m, d)) + 8 * m + 8 * min(m, d)
+
+    @classmethod
+    def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "RandomRows":
+        """See `Sketch`."""
+        capacity = max(1, nbytes // (4 * d))
+        while capacity > 1 and cls(capacity).cost(d) > nbytes:
+            capacity -= max(1, capacity // 100)
+        if cls(capacity).cost(d) > nbytes:
+            raise ValueError(f"one row of length {d} takes {cls(1).cost(d):,} bytes; the budget is {nbytes:,}")
+        return cls(capacity, **settings)
+
+    def _allocate(self) -> None:
+        self.rows = torch.zeros(self.capacity, self.d, dtype=self.dtype, device=self.device)
+        self.keys = torch.zeros(self.capacity, dtype=torch.float64, device=self.device)
+
+    def _filled(self) -> Tensor:
+        return self.rows[: min(self.count, self.capacity)]
+
+    def _update(self, rows: Tensor, largest: float) -> None:
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "keys", self.count))
+        self._keep(rows, torch.rand(len(rows), generator=generator, dtype=torch.float64).to(self.device))
+
+    def _keep(self, rows: Tensor, keys: Tensor) -> None:
+        """Let new rows compete by their keys with those kept, in place."""
+        n = len(self._filled())
+        self._open()
+        winners = torch.cat([self.keys[:n], keys]).topk(min(self.capacity, n + len(rows)), largest=False).indices
+        arriving = winners[winners >= n] - n
+        staying = torch.zeros(n, dtype=torch.bool, device=self.device)
+        staying[winners[winners < n]] = True
+        fresh = torch.arange(n, len(winners), device=self.device)
+        slots = torch.cat([(~staying).nonzero().flatten(), fresh])
+        self.rows[slots] = rows[arriving]
+        self.keys[slots] = keys[arriving]
+
+    def _factorise(self) -> tuple[Tensor, Tensor]:
+        sample = self._filled()
+        R = orthonormalise_(sample)
+        return R, R.square().sum(0) * (self.count / len(sample))
+
+    def _check_mergeable(self, other: "RandomRows") -> None:
+        if other.capacity != self.capacity:
+            raise ValueError(f"samples of {self.capacity} and of {other.capacity} rows do not merge")
+        common = {self.seed, *self.merged_seeds} & {other.seed, *other.merged_seeds}
+        if common:
+            raise ValueError(
+                f"both samples drew their keys from seed {min(common)}; give each RandomRows a seed of its own"
+            )
+
+    def _absorb(self, other: "RandomRows") -> None:
+        kept = other._opened_rows().to(self.device)
+        self._keep(kept, other.keys[: len(kept)].to(self.device))
+        self.merged_seeds += [other.seed, *other.merged_seeds]
+
+    def _counters(self) -> dict[str, Any]:
+        return {"merged_seeds": list(self.merged_seeds)}
+
+    def _more_state(self) -> dict[str, Tensor]:
+        return {"keys": self.keys}
+
+    def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.keys = tensors["keys"].clone()
+        self.merged_seeds = [int(seed) for seed in counters["merged_seeds"]]

@@ -1,0 +1,200 @@
+"""Random test matrices Ω (d, k), made from a seed and applied without being stored.
+
+A sketch needs G Ω for rows G (b, d). `SparseSign` sends coordinate i to ζ of the k columns with signs that are an
+integer hash of (seed, i): nothing is kept, the product costs one pass over G, and CPU and GPU agree on every entry.
+`Gaussian` is the paper's; it is regenerated block by block, or stored where the paper's accounting is wanted.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 14
+"""Coordinates a block; part of the definition of `Gaussian`, whose blocks have a seed each."""
+
+_MASK = 0xFFFFFFFF
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A 63-bit seed from any integers and words, independent for different arguments.
+
+    >>> derive_seed(0, "omega") == derive_seed(0, "omega"), derive_seed(0, "omega") == derive_seed(0, "psi")
+    (True, False)
+    """
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Standard normal numbers that depend on the seed alone, not on the device."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float32).to(device=device, dtype=dtype)
+
+
+def hash32(x: Tensor, seed: int) -> Tensor:
+    """A well-mixed 32-bit hash of non-negative int64 numbers, in int64, the same on every device.
+
+    Two rounds of xor-shift and odd multiplication. A product may wrap around in 64 bits; the mask keeps its low
+    32 bits, which are right either way.
+    """
+    x = (x ^ ((x >> 32) * 0x85EBCA6B) ^ (seed & _MASK)) & _MASK
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = x ^ (x >> shift)
+        x = (x * factor) & _MASK
+    x = x ^ (x >> 16) ^ ((seed >> 32) & _MASK)
+    x = (x * 0x9E3779B1) & _MASK
+    return x ^ (x >> 15)
+
+
+class TestMatrix(ABC):
+    """Ω (d, k): settings first, then `bind` fixes the size and the seed, then `apply` multiplies."""
+
+    __test__ = False  # the name is the method's, not pytest's
+
+    d: int
+    k: int
+    seed: int
+
+    def bind(self, d: int, k: int, seed: int, dtype: torch.dtype, device: torch.device) -> "TestMatrix":
+        """A copy of these settings for Ω (d, k) drawn from `seed`."""
+        bound = type(self)(**self.settings())
+        bound.d, bound.k, bound.seed = d, k, seed
+        bound._prepare(dtype, device)
+        return bound
+
+    @abstractmethod
+    def settings(self) -> dict[str, bool | int]:
+        """The keyword arguments that make an equal object."""
+
+    @abstractmethod
+    def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows (b, d) times Ω → (b, k), computed in `dtype` (default: the rows' own)."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is kept in memory: nothing, unless the matrix is stored."""
+        return {}
+
+    @abstractmethod
+    def cost(self, d: int, k: int, itemsize: int) -> int:
+        """Bytes a bound matrix keeps."""
+
+    @abstractmethod
+    def _prepare(self, dtype: torch.dtype, device: torch.device) -> None: ...
+
+
+@dataclass
+class SparseSign(TestMatrix):
+    """Each coordinate goes to ζ random columns with random signs, divided by √ζ.
+
+    Columns of one coordinate may coincide; their entries then add. E[Ω Ωᵀ] = I.
+
+    >>> omega = SparseSign().bind(6, 4, seed=1, dtype=torch.float32, device=torch.device("cpu"))
+    >>> omega.apply(torch.eye(6)).shape, omega.tensors()
+    (torch.Size([6, 4]), {})
+    """
+
+    zeta: int = 2
+
+    def settings(self) -> dict[str, bool | int]:
+        """See `TestMatrix`."""
+        return {"zeta": self.zeta}
+
+    def cost(self, d: int, k: int, itemsize: int) -> int:
+        """Nothing is kept."""
+        return 0
+
+    def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
+        if self.zeta < 1:
+            raise ValueError(f"zeta is the number of columns a coordinate goes to, at least 1; got {self.zeta}")
+
+    def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows (b, d) times Ω → (b, k), in one pass over the rows for each of the ζ entries."""
+        dtype = dtype or rows.dtype
+        b = len(rows)
+        out = torch.zeros(b, self.k, dtype=dtype, device=rows.device)
+        for start in range(0, self.d, BLOCK):
+            stop = min(start + BLOCK, self.d)
+            X = rows[:, start:stop].to(dtype)
+            coordinate = torch.arange(start, stop, device=rows.device)
+            for j in range(self.zeta):
+                h = hash32(coordinate, derive_seed(self.seed, "column", j))
+                column = ((h >> 1) * self.k) >> 31
+                sign = ((h & 1) * 2 - 1).to(dtype)
+                out.scatter_add_(1, column.expand(b, -1), X * sign)
+        return out.mul_(self.zeta**-0.5)
+
+
+@dataclass
+class Gaussian(TestMatrix):
+    """Independent standard normal entries, as in the paper; `stored=True` keeps them and counts their bytes."""
+
+    stored: bool = False
+    _matrix: Tensor | None = field(default=None, init=False, repr=False)
+
+    def settings(self) -> dict[str, bool | int]:
+        """See `TestMatrix`."""
+        return {"stored": self.stored}
+
+    def cost(self, d: int, k: int, itemsize: int) -> int:
+        """d k numbers where the matrix is stored."""
+        return d * k * itemsize if self.stored else 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The stored matrix as (k, d) rows."""
+        return {} if self._matrix is None else {"matrix": self._matrix}
+
+    def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
+        if self.stored:
+            self._matrix = torch.empty(self.k, self.d, dtype=dtype, device=device)
+            for start in range(0, self.d, BLOCK):
+                self._matrix[:, start : start + BLOCK] = self._block(start, dtype, device)
+
+    def _block(self, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        width = min(BLOCK, self.d - start)
+        return normal((self.k, width), derive_seed(self.seed, "block", start), dtype, device)
+
+    def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows (b, d) times Ω → (b, k)."""
+        dtype = dtype or rows.dtype
+        if self._matrix is not None and dtype == self._matrix.dtype:
+            return rows.to(dtype) @ self._matrix.T
+        out = torch.zeros(len(rows), self.k, dtype=dtype, device=rows.device)
+        for start in range(0, self.d, BLOCK):
+            X = rows[:, start : start + BLOCK].to(dtype)
+            out.addmm_(X, self._block(start, dtype, rows.device).T)
+        return out
+
+
+@dataclass
+class Identity(TestMatrix):
+    """Ω = I, used where the rank reaches d: the sketch is then the second moment itself."""
+
+    def settings(self) -> dict[str, bool | int]:
+        """See `TestMatrix`."""
+        return {}
+
+    def cost(self, d: int, k: int, itemsize: int) -> int:
+        """Nothing is kept."""
+        return 0
+
+    def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
+        if self.k != self.d:
+            raise ValueError(f"the identity is square; got ({self.d}, {self.k})")
+
+    def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The rows themselves."""
+        return rows.to(dtype or rows.dtype)
+
+
+def named_test_matrix(choice: str | TestMatrix) -> TestMatrix:
+    """The settings object behind a name: "sparse" or "gaussian"; an object is itself."""
+    if isinstance(choice, TestMatrix):
+        return choice
+    if choice == "sparse":
+        return SparseSign()
+    if choice == "gaussian":
+        return Gaussian()
+    raise ValueError(f'test_matrix is "sparse", "gaussian", SparseSign(...) or Gaussian(...); got {choice!r}')
