@@ -2,10 +2,10 @@
 
     python scripts/make_mnist_subset.py FOLDER [OUT]
 
-FOLDER holds train-images-idx3-ubyte.gz and its three companions (the plain files will do). The subset is the paper's: of
-every class the first 1,000 training images, in the order of the file, and all 10,000 test images. OUT is by default the
-copy inside the package. The archive has no timestamps, so the same files give the same bytes (with the same zlib; the
-arrays inside are the same with any).
+FOLDER holds train-images-idx3-ubyte.gz and its three companions (the plain files will do). The subset is the paper's:
+of every class the first 1,000 training images, in the order of the file, and all 10,000 test images. OUT is by default
+the copy inside the package. The archive has no timestamps, so the same files give the same bytes (with the same zlib;
+the arrays inside are the same with any).
 """
 
 import argparse

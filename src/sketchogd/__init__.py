@@ -1,1 +1,62 @@
-"""Memory-efficient continual learning."""
+"""Memory-efficient continual learning: protect any PyTorch training loop from forgetting within a byte budget.
+
+import sketchogd as so
+
+protection = so.protect(model, optimizer, budget="2MB")
+...                               # train as ever; every step of the optimizer is projected
+protection.remember(task)         # after each task
+"""
+
+from .budget import Ledger
+from .errors import NonFiniteError, ProtectionError, ProtectionWarning, StorageError
+from .memory import GradientMemory, LayerSketch, Memory
+from .parameters import ProtectedParameters, excluding
+from .protect import Protection, protect
+from .signals import every_logit, layer_signals, log_likelihood, per_example_gradients, true_logit
+from .sketch import (
+    AllRows,
+    FrequentDirections,
+    GradientSketch,
+    IncrementalPCA,
+    PCARows,
+    ProductSketch,
+    RandomRows,
+    SecondMoment,
+    Sketch,
+    SymmetricSketch,
+)
+from .testmatrix import Gaussian, SparseSign
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AllRows",
+    "FrequentDirections",
+    "Gaussian",
+    "GradientMemory",
+    "GradientSketch",
+    "IncrementalPCA",
+    "LayerSketch",
+    "Ledger",
+    "Memory",
+    "NonFiniteError",
+    "PCARows",
+    "ProductSketch",
+    "ProtectedParameters",
+    "Protection",
+    "ProtectionError",
+    "ProtectionWarning",
+    "RandomRows",
+    "SecondMoment",
+    "Sketch",
+    "SparseSign",
+    "StorageError",
+    "SymmetricSketch",
+    "every_logit",
+    "excluding",
+    "layer_signals",
+    "log_likelihood",
+    "per_example_gradients",
+    "protect",
+    "true_logit",
+]

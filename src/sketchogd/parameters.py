@@ -100,7 +100,7 @@ class ProtectedParameters:
     def add_(self, vector: Tensor, alpha: float = 1.0) -> None:
         """Parameters += alpha · vector, in place and without another copy of the model."""
         for t, piece in zip(self.tensors, self.unflatten(vector), strict=True):
-            t.add_(piece.to(device=t.device, dtype=t.dtype) if t.dtype.itemsize >= 4 else piece.to(t.device), alpha=alpha)
+            t.add_(piece.to(t.device), alpha=alpha)
 
     def require_unchanged(self) -> None:
         """Raise ProtectionError if the model's parameters are no longer those that were selected."""
@@ -158,7 +158,7 @@ def _predicate(model: nn.Module, selection: Selection, names: list[str]) -> Call
         return lambda name, parameter: True
     if callable(selection) and not isinstance(selection, nn.Module):
         return selection
-    parts = [selection] if isinstance(selection, (str, nn.Module)) else list(selection)  # type: ignore[arg-type]
+    parts = [selection] if isinstance(selection, (str, nn.Module)) else list(selection)
     held = {id(p) for part in parts if isinstance(part, nn.Module) for p in part.parameters()}
     globs = [part for part in parts if isinstance(part, str)]
     wanted = [glob for glob in globs if not glob.startswith("!")]

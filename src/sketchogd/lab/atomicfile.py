@@ -27,6 +27,12 @@ def replacing(path: Path) -> Iterator[Path]:
     _sync(path.parent)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Delete the temporary files that killed processes left in `folder`; nobody may be writing there."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the contents of `path` by `data`, whole or not at all."""
     with replacing(path) as temporary:

@@ -33,6 +33,7 @@ EMBEDDED = Path(__file__).parent / "data" / "mnist_subset.npz"
 EMBEDDED_SHA256 = "4722ca309b1105811671be7d0bf052201310e5f984a67754366cad1aac284423"
 NAMES = ("mnist-subset", "mnist", "fashion-mnist", "cifar100")
 ENVIRONMENT = "SKETCHOGD_DATA"
+CIFAR_PER_CLASS = {"train": 500, "test": 100}
 
 
 @dataclass(frozen=True)
@@ -199,14 +200,17 @@ def _load_cifar100(root: Path) -> LabelledImages:
     extracted = folder / CIFAR_FOLDER
     if archive.is_file():
         if not sources.CIFAR_ARCHIVE.admits(archive.read_bytes()):
-            raise DataError(f"{archive}: the checksum is not the published one. {sources.instructions('cifar100', root)}")
+            raise DataError(
+                f"{archive}: the checksum is not the published one. {sources.instructions('cifar100', root)}"
+            )
         members = read_cifar_archive(archive)
     elif extracted.is_dir():
         members = {split: (extracted / split).read_bytes() for split in ("train", "test")}
     else:
         arrays = read_parts(_parts(folder))
         images = _images("cifar100", 100, arrays["x_train"], arrays["y_train"], arrays["x_test"], arrays["y_test"])
-        for split, y, each in (("train", images.y_train, 500), ("test", images.y_test, 100)):
+        for split, y in (("train", images.y_train), ("test", images.y_test)):
+            each = CIFAR_PER_CLASS[split]
             if not bool((torch.bincount(y, minlength=100) == each).all()):
                 raise DataError(f"{folder}: the cifar100-*.npz parts must have {each} {split} images of every class")
         return images

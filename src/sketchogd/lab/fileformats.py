@@ -1,9 +1,10 @@
 """The public file formats of image sets, from bytes to arrays: IDX (MNIST), the CIFAR-100 python batches, .npz parts.
 
-Every reader is a pure function of bytes or of open archives and checks what it reads. The CIFAR batches are pickles:
-they go through an unpickler that admits an array of bytes and nothing else. `n` examples, `C` channels, `H` × `W` pixels.
+Every reader checks what it reads. The CIFAR batches are pickles: they go through an unpickler that admits an array of
+bytes and nothing else. `n` examples, `C` channels, `H` × `W` pixels.
 """
 
+import contextlib
 import io
 import pickle
 import tarfile
@@ -33,7 +34,9 @@ def read_idx(data: bytes, name: str = "IDX data") -> np.ndarray:
     """
     magic = int.from_bytes(data[:4], "big")
     if magic not in (IMAGES_MAGIC, LABELS_MAGIC) or len(data) < 4:
-        raise DataError(f"{name}: expected an IDX header (0x803 for images, 0x801 for labels), found {data[:4].hex()!r}")
+        raise DataError(
+            f"{name}: expected an IDX header (0x803 for images, 0x801 for labels), found {data[:4].hex()!r}"
+        )
     dimensions = magic & 0xFF
     start = 4 + 4 * dimensions
     shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, start, 4))
@@ -106,7 +109,9 @@ def read_cifar_archive(path: Path) -> dict[str, bytes]:
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"{path}: not a readable tar.gz: {error}") from error
     if len(found) < 2:
-        raise DataError(f"{path}: expected the members {CIFAR_FOLDER}/train and {CIFAR_FOLDER}/test, found {sorted(found)}")
+        raise DataError(
+            f"{path}: expected the members {CIFAR_FOLDER}/train and {CIFAR_FOLDER}/test, found {sorted(found)}"
+        )
     return found
 
 
@@ -148,7 +153,11 @@ def read_npz(source: Path | io.BytesIO, keys: Sequence[str]) -> dict[str, np.nda
     """
     label = "the archive" if isinstance(source, io.BytesIO) else str(source)
     try:
-        with np.load(source, allow_pickle=False) as archive:
+        # Opened here, since numpy leaves a damaged file open.
+        with (
+            contextlib.nullcontext(source) if isinstance(source, io.BytesIO) else open(source, "rb") as file,
+            np.load(file, allow_pickle=False) as archive,
+        ):
             return {key: archive[key] for key in keys}
     except KeyError as error:
         raise DataError(f"{label}: expected the arrays {', '.join(keys)}: {error}") from error

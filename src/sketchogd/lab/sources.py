@@ -1,6 +1,6 @@
 """Where data sets are published, and the checksums by which their files are known.
 
-A file is admitted if its SHA-256 (or, where the publisher gives nothing else, its MD5) is one of those listed. For gzipped
+A file is admitted if its SHA-256 (or, where nothing else is published, its MD5) is one of those listed. For gzipped
 files the contents count as well as the archive, since copies compressed anew are the same data.
 """
 
@@ -73,7 +73,9 @@ CIFAR_MEMBERS = {
 
 PUBLISHED: dict[str, tuple[Published, ...]] = {
     "mnist": tuple(Published(n, d, _MNIST_URL + n) for n, d in zip(_IDX_NAMES, _MNIST_DIGESTS, strict=True)),
-    "fashion-mnist": tuple(Published(n, d, _FASHION_URL + n) for n, d in zip(_IDX_NAMES, _FASHION_DIGESTS, strict=True)),
+    "fashion-mnist": tuple(
+        Published(n, d, _FASHION_URL + n) for n, d in zip(_IDX_NAMES, _FASHION_DIGESTS, strict=True)
+    ),
     "cifar100": (CIFAR_ARCHIVE,),
 }
 """What `datasets.download` fetches: training images, training labels, test images, test labels; or one archive."""

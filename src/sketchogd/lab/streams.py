@@ -1,92 +1,22 @@
 """Streams of tasks: rotated, permuted, split, or a user's own; and a stream without boundaries.
 
-Each function takes labelled images and returns a `Stream`, a sequence whose tasks are built when asked for, so ten rotated
-copies of a data set are never held at once. The paper's four benchmarks are `benchmark(name)`. `n` examples, `T` tasks.
+Each function takes labelled images and returns a `Stream`, a sequence whose tasks are built when asked for, so ten
+rotated copies of a data set are never held at once. The paper's four benchmarks are `benchmark(name)`. `T` tasks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
 
 import torch
 
 from sketchogd.lab import datasets
 from sketchogd.lab.datasets import LabelledImages
+from sketchogd.lab.tasks import Pair, Recipe, Stream, Task
 from sketchogd.lab.transforms import Inputs, first_of_each, inputs_for, permute_pixels, rotate
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""Inputs float32 (n, …) and labels int64 (n,)."""
+__all__ = ["BENCHMARKS", "Stream", "Task", "benchmark", "drifting", "from_datasets", "permuted", "rotated", "split"]
 
 BENCHMARKS = ("rotated-mnist", "permuted-mnist", "split-mnist", "split-cifar100")
-
-
-@dataclass(frozen=True)
-class Task:
-    """One task: x_train, x_test float32 (n, …), y_train, y_test int64 (n,) in 0 … classes − 1, and the output head."""
-
-    x_train: torch.Tensor
-    y_train: torch.Tensor
-    x_test: torch.Tensor
-    y_test: torch.Tensor
-    name: str
-    classes: int
-    head: int = 0
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to build one task: its name, number of classes and head, and two functions that make its halves."""
-
-    name: str
-    classes: int
-    head: int
-    train: Callable[[], Pair]
-    test: Callable[[], Pair]
-
-
-class Stream(Sequence[Task]):
-    """A sequence of tasks, each built anew whenever it is asked for.
-
-    `stream[t]` is a `Task`; `stream.test(t)` builds the test half only, for evaluation; a slice is a shorter stream.
-    """
-
-    def __init__(self, name: str, recipes: Sequence[Recipe]) -> None:
-        self.name = name
-        self.recipes = tuple(recipes)
-
-    def __len__(self) -> int:
-        return len(self.recipes)
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Stream": ...
-
-    def __getitem__(self, index: int | slice) -> "Task | Stream":
-        if isinstance(index, slice):
-            return Stream(self.name, self.recipes[index])
-        recipe = self.recipes[index]
-        return Task(*recipe.train(), *recipe.test(), name=recipe.name, classes=recipe.classes, head=recipe.head)
-
-    def train(self, index: int) -> Pair:
-        """Training inputs and labels of task `index`."""
-        return self.recipes[index].train()
-
-    def test(self, index: int) -> Pair:
-        """Test inputs and labels of task `index`."""
-        return self.recipes[index].test()
-
-    @property
-    def heads(self) -> int:
-        """How many output heads a model for this stream needs."""
-        return 1 + max((recipe.head for recipe in self.recipes), default=0)
-
-    @property
-    def classes(self) -> int:
-        """How many outputs a head needs: the largest number of classes of a task."""
-        return max((recipe.classes for recipe in self.recipes), default=0)
 
 
 def rotated(
@@ -148,8 +78,8 @@ def split(
 ) -> Stream:
     """Task t has the classes t·c … t·c + c − 1, c = classes_per_task, in label order.
 
-    `relabel` renames them 0 … c − 1; otherwise labels stay and every task has all classes. `own_heads` gives task t head
-    t, otherwise all share head 0. `tasks` keeps the first few; `n_train`, `n_test` count examples of one task.
+    `relabel` renames them 0 … c − 1; otherwise labels stay and every task has all classes. `own_heads` gives task t the
+    head t, otherwise all share head 0. `tasks` keeps the first few; `n_train`, `n_test` count examples of one task.
     """
     c = _positive("classes_per_task", classes_per_task)
     most = images.classes // c
@@ -203,7 +133,9 @@ def drifting(stream: Stream, steps: int, batch: int = 10, seed: int = 0) -> Iter
         ValueError: no steps, an empty stream or batch, or tasks with different heads, which a drift cannot mix.
     """
     if min(steps, batch, len(stream)) < 1 or len({recipe.head for recipe in stream.recipes}) > 1:
-        raise ValueError("a drift needs at least one step, one example a batch, one task, and tasks that share one head")
+        raise ValueError(
+            "a drift needs at least one step, one example a batch, one task, and tasks that share one head"
+        )
     return _drift(stream, steps, batch, torch.Generator().manual_seed(seed))
 
 
@@ -235,8 +167,8 @@ def benchmark(
 ) -> Stream:
     """One of the paper's benchmarks, `BENCHMARKS`; the three of MNIST need no files.
 
-    `seed` draws the permutations of permuted-mnist and changes nothing else. `tasks`, `n_train` and `n_test` (the last two
-    a task) make it smaller.
+    `seed` draws the permutations of permuted-mnist and changes nothing else. `tasks`, `n_train` and `n_test` (both for
+    one task) make it smaller.
     """
     if name not in BENCHMARKS:
         raise ValueError(f"unknown benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
@@ -280,7 +212,7 @@ def _transformed(
         if n is not None:
             kept = first_of_each(y, n)
             x, y = x[kept], y[kept]
-        return lambda: (inputs.normalised(change(inputs.padded(x))), y)
+        return lambda: (inputs.normalised(change(inputs.padded(x))), y.clone())
 
     recipes = [
         Recipe(

@@ -63,8 +63,9 @@ def inputs_for(images: LabelledImages) -> Inputs:
 def rotation_sources(height: int, width: int, degrees: float) -> torch.Tensor:
     """For each pixel of the rotated image the flat index of its source pixel, −1 where that lies outside; (H·W,) int64.
 
-    Counter-clockwise by θ about the centre, nearest neighbour: with (u, v) = (column − (W − 1)/2, row − (H − 1)/2), rows
-    counted downwards, the pixel at (u, v) shows the source at (u cos θ − v sin θ, u sin θ + v cos θ), rounded (halves up).
+    Counter-clockwise by θ about the centre, nearest neighbour. With u = column − (W − 1)/2 and v = row − (H − 1)/2,
+    rows counted downwards, the pixel at (u, v) shows the source at (u cos θ − v sin θ, u sin θ + v cos θ), rounded
+    half up.
     """
     theta = math.radians(degrees % 360.0)
     cosine, sine = math.cos(theta), math.sin(theta)

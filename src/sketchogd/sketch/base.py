@@ -38,6 +38,8 @@ class Sketch(ABC):
     device: torch.device = torch.device("cpu")
     count: int = 0
     """How many rows were observed."""
+    energy: float = 0.0
+    """Σ ‖v‖² over them, the trace of the second moment."""
 
     # ---------------------------------------------------------------- settings
 
@@ -64,9 +66,7 @@ class Sketch(ABC):
 
     # ---------------------------------------------------------------- life
 
-    def bind(
-        self: Self, d: int, dtype: torch.dtype = torch.float32, device: torch.device | str | int = "cpu"
-    ) -> Self:
+    def bind(self: Self, d: int, dtype: torch.dtype = torch.float32, device: torch.device | str | int = "cpu") -> Self:
         """Allocate for rows of length d; returns the sketch itself. A sketch is bound once."""
         if self.d:
             raise ValueError(f"this {type(self).__name__} is bound to rows of length {self.d}; make a fresh() one")
@@ -97,8 +97,10 @@ class Sketch(ABC):
                 "Leave these examples out, or look for a division by zero in the model",
                 bad,
             )
+        energy = float(torch.linalg.vector_norm(rows, dtype=torch.float64)) ** 2
         self._update(rows, float(largest.max()))
         self.count += len(rows)
+        self.energy += energy
 
     def end_task(self) -> None:  # noqa: B027 - most sketches do not care about tasks
         """Say that a task is over. Only sketches that work task by task do anything here."""
@@ -126,6 +128,7 @@ class Sketch(ABC):
         if other.count:
             self._absorb(other)
             self.count += other.count
+            self.energy += other.energy
 
     # ---------------------------------------------------------------- bytes and state
 
@@ -147,7 +150,7 @@ class Sketch(ABC):
                 "settings": self.settings(),
                 "d": self.d,
                 "dtype": str(self.dtype).removeprefix("torch."),
-                "counters": {"count": self.count, **self._counters()},
+                "counters": {"count": self.count, "energy": self.energy, **self._counters()},
             },
             "tensors": self._state(),
         }
@@ -159,13 +162,15 @@ class Sketch(ABC):
         mine = {**self.state_dict()["meta"], "counters": None}
         theirs = {**meta, "counters": None}
         if mine != theirs:
-            differing = [f"{key}: {theirs.get(key)!r} here {mine[key]!r}" for key in mine if theirs.get(key) != mine[key]]
+            differing = [
+                f"{key}: {theirs.get(key)!r} here {mine[key]!r}" for key in mine if theirs.get(key) != mine[key]
+            ]
             raise ValueError("the state is of another sketch: " + "; ".join(differing))
         for name, tensor in tensors.items():
             if not bool(tensor.isfinite().all()):
                 raise ValueError(f"tensor {name!r} of the state contains NaN or infinity")
         self._adopt(meta["counters"], {name: t.to(self.device) for name, t in tensors.items()})
-        self.count = int(meta["counters"]["count"])
+        self.count, self.energy = int(meta["counters"]["count"]), float(meta["counters"]["energy"])
 
     # ---------------------------------------------------------------- for subclasses
 
@@ -266,7 +271,7 @@ class FactoredSketch(Sketch):
         """State tensors of a subclass beside the rows."""
         return {}
 
-    def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:  # noqa: B027
+    def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """Take over the rest of a checked state."""
 
 

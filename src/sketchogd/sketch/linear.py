@@ -3,11 +3,11 @@
 Letters: G (b, d) a batch of rows; Y (k, d) and W (l, d) what is kept; Ω (d, k) and Ψᵀ (d, l) the test matrices;
 M = Σ v vᵀ = GᵀG the second moment of everything observed.
 
-| | keeps | update with G | basis |
-|---|---|---|---|
-| GradientSketch (SketchOGD-1) | Y | Y += Ω_bᵀ G, Ω_b (b, k) fresh | orth Y |
-| ProductSketch (SketchOGD-2) | Y | Y += (G Ω)ᵀ G | orth Y |
-| SymmetricSketch (SketchOGD-3) | Y, W | Y += (G Ω)ᵀ G, W += (G Ψᵀ)ᵀ G | Q = orth Y; U, T = QR(Ψ Qᵀ); X = T⁺ (Uᵀ W); orth [Q; X] |
+| SketchOGD- | class | keeps | update with G | basis |
+|---|---|---|---|---|
+| 1 | GradientSketch | Y | Y += Ω_bᵀ G, Ω_b (b, k) fresh | orth Y |
+| 2 | ProductSketch | Y | Y += (G Ω)ᵀ G | orth Y |
+| 3 | SymmetricSketch | Y, W | the same, and W += (G Ψᵀ)ᵀ G | Q = orth Y; U, T = QR(Ψ Qᵀ); X = T⁺ (Uᵀ W); orth [Q; X] |
 
 Methods 2 and 3 keep squares, which overflow float32 for rows beyond 1e19; they keep Y·4^(-e) with e the exponent of
 the largest entry seen, an exact scaling.
@@ -201,9 +201,9 @@ class SymmetricSketch(FactoredSketch):
 
     def cost(self, d: int, itemsize: int = 4) -> int:
         """m (d + m) numbers with m = k + l, m values, and the test matrices where they are stored."""
-        k, l = min(self.rank, d), min(self.corank, d)
-        m = k + l
-        stored = sum(0 if n == d else self.test_matrix.cost(d, n, itemsize) for n in (k, l))
+        sizes = min(self.rank, d), min(self.corank, d)
+        m = sum(sizes)
+        stored = sum(0 if n == d else self.test_matrix.cost(d, n, itemsize) for n in sizes)
         return itemsize * m * (d + min(m, d)) + 8 * min(m, d) + stored
 
     @classmethod
@@ -221,10 +221,10 @@ class SymmetricSketch(FactoredSketch):
         return {**_prefixed("omega", self.omega), **_prefixed("psi", self.psi)}
 
     def _allocate(self) -> None:
-        k, l = min(self.rank, self.d), min(self.corank, self.d)
-        self.rows = torch.zeros(k + l, self.d, dtype=self.dtype, device=self.device)
+        k, corank = min(self.rank, self.d), min(self.corank, self.d)
+        self.rows = torch.zeros(k + corank, self.d, dtype=self.dtype, device=self.device)
         self.omega = _bound(self.test_matrix, self.d, k, derive_seed(self.seed, "omega"), self.dtype, self.device)
-        self.psi = _bound(self.test_matrix, self.d, l, derive_seed(self.seed, "psi"), self.dtype, self.device)
+        self.psi = _bound(self.test_matrix, self.d, corank, derive_seed(self.seed, "psi"), self.dtype, self.device)
 
     def _update(self, rows: Tensor, largest: float) -> None:
         self._open()

@@ -1,0 +1,123 @@
+"""Bytes: from a budget to a memory that fits, and the ledger of everything that a protection keeps."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .memory import GradientMemory, Held, LayerSketch, Memory
+from .parameters import ProtectedParameters
+from .sketch import ProductSketch
+from .sketch.base import largest_rank
+from .uses import find_layers
+
+SMALLEST_RANK = 4
+"""Below this rank a sketch protects next to nothing."""
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_bytes(budget: str | int) -> int:
+    """A number of bytes from 2_000_000, "2MB" (10⁶ bytes) or "2MiB" (2²⁰ bytes).
+
+    >>> parse_bytes("2MB"), parse_bytes("0.5 GiB"), parse_bytes(4096)
+    (2000000, 536870912, 4096)
+    """
+    if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
+        return budget
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", budget) if isinstance(budget, str) else None
+    if match is None or match[2].lower() not in _UNITS or float(match[1]) <= 0:
+        raise ValueError(f'a budget is a positive number of bytes or a text such as "2MB" or "512KiB"; got {budget!r}')
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def memory_for(budget: str | int, parameters: ProtectedParameters, copies: int, seed: int) -> Memory:
+    """The memory that makes the most of a budget, `copies` bytes of it being needed beside the memory.
+
+    A layer memory where at least half of the parameters belong to layers (it needs the fewest bytes), otherwise a
+    product sketch of the gradients. Raises ValueError that says how many bytes are needed.
+    """
+    nbytes = parse_bytes(budget)
+    layers = find_layers(parameters)
+    in_layers = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in layers)
+    by_layer = 2 * in_layers >= parameters.p
+
+    def memory(rank: int) -> Memory:
+        return LayerSketch(rank, seed=seed) if by_layer else GradientMemory(ProductSketch(rank, seed=seed))
+
+    widest = max([layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers])
+    limit = widest if by_layer else parameters.p
+    rank = largest_rank(lambda k: memory(k).cost(parameters) + copies <= nbytes, limit)
+    if rank < min(SMALLEST_RANK, limit):
+        needed = memory(min(SMALLEST_RANK, limit)).cost(parameters) + copies
+        copy = f", {copies:,} of them for the copy of the weights that every > 1 needs" if copies else ""
+        raise ValueError(
+            f"a budget of {nbytes:,} bytes is too small for {parameters.p:,} parameters: the smallest useful memory "
+            f"(rank {min(SMALLEST_RANK, limit)}) takes {needed:,} bytes{copy}. Raise the budget, or protect fewer "
+            "parameters with parameters="
+        )
+    return memory(rank)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor that a protection keeps between steps."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    nbytes: int
+    purpose: str
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Every tensor that a protection keeps between steps. Prints as a table."""
+
+    entries: tuple[Entry, ...]
+
+    @staticmethod
+    def of(held: Iterator[Held]) -> "Ledger":
+        """The ledger of these tensors."""
+        return Ledger(
+            tuple(
+                Entry(
+                    item.name,
+                    tuple(item.tensor.shape),
+                    str(item.tensor.dtype).removeprefix("torch."),
+                    str(item.tensor.device),
+                    item.nbytes,
+                    item.purpose,
+                )
+                for item in held
+            )
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes."""
+        return sum(entry.nbytes for entry in self.entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __str__(self) -> str:
+        rows = [("bytes", "dtype", "device", "shape", "tensor", "purpose")]
+        rows += [
+            (f"{e.nbytes:,}", e.dtype, e.device, " × ".join(map(str, e.shape)), e.name, e.purpose) for e in self.entries
+        ]
+        rows.append((f"{self.nbytes:,}", "", "", "", "total", ""))
+        widths = [max(len(row[i]) for row in rows) for i in range(6)]
+        lines = []
+        for row in rows:
+            cells = [
+                row[0].rjust(widths[0]),
+                *(cell.ljust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ]
+            lines.append("  ".join(cells).rstrip())
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        lines.insert(-1, lines[1])
+        return "\n".join(lines)

@@ -1,0 +1,78 @@
+"""A task, and a stream of tasks that are built when asked for. `n` examples, shapes (n, …)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import torch
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Inputs float32 (n, …) and labels int64 (n,)."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: x_train, x_test float32 (n, …), y_train, y_test int64 (n,) in 0 … classes − 1, and the output head."""
+
+    x_train: torch.Tensor
+    y_train: torch.Tensor
+    x_test: torch.Tensor
+    y_test: torch.Tensor
+    name: str
+    classes: int
+    head: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build one task: its name, number of classes and head, and two functions that make its halves."""
+
+    name: str
+    classes: int
+    head: int
+    train: Callable[[], Pair]
+    test: Callable[[], Pair]
+
+
+class Stream(Sequence[Task]):
+    """A sequence of tasks, each built anew whenever it is asked for.
+
+    `stream[t]` is a `Task`; `stream.test(t)` builds the test half only, for evaluation; a slice is a shorter stream.
+    """
+
+    def __init__(self, name: str, recipes: Sequence[Recipe]) -> None:
+        self.name = name
+        self.recipes = tuple(recipes)
+
+    def __len__(self) -> int:
+        return len(self.recipes)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Stream": ...
+
+    def __getitem__(self, index: int | slice) -> "Task | Stream":
+        if isinstance(index, slice):
+            return Stream(self.name, self.recipes[index])
+        recipe = self.recipes[index]
+        return Task(*recipe.train(), *recipe.test(), name=recipe.name, classes=recipe.classes, head=recipe.head)
+
+    def train(self, index: int) -> Pair:
+        """Training inputs and labels of task `index`."""
+        return self.recipes[index].train()
+
+    def test(self, index: int) -> Pair:
+        """Test inputs and labels of task `index`."""
+        return self.recipes[index].test()
+
+    @property
+    def heads(self) -> int:
+        """How many output heads a model for this stream needs."""
+        return 1 + max((recipe.head for recipe in self.recipes), default=0)
+
+    @property
+    def classes(self) -> int:
+        """How many outputs a head needs: the largest number of classes of a task."""
+        return max((recipe.classes for recipe in self.recipes), default=0)

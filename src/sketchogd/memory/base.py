@@ -1,0 +1,103 @@
+"""The interface of a memory: what is remembered of a model, and which sketches hold it.
+
+Data flows one way: `observe` reads signals off the model and gives rows to sketches; `projector` turns the sketches
+into what training applies to an update.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..parameters import ProtectedParameters
+from ..projector import Projector
+from ..signals import Output
+
+REGISTRY: dict[str, type["Memory"]] = {}
+"""Every memory by its name, which is how files refer to it."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor that a protection keeps, with what it is for."""
+
+    name: str
+    purpose: str
+    tensor: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+
+class Memory(ABC):
+    """What is remembered of a model. Settings first, then `bind` to the protected parameters."""
+
+    name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.name:
+            REGISTRY[cls.name] = cls
+
+    parameters: ProtectedParameters
+    examples: int = 0
+    """How many examples were observed."""
+
+    @property
+    @abstractmethod
+    def separate(self) -> bool:
+        """Whether a projector stays valid when the memory observes more."""
+
+    @abstractmethod
+    def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
+        """Allocate for these parameters. `output` is the scalar to remember; None means the memory's own default."""
+
+    @abstractmethod
+    def cost(self, parameters: ProtectedParameters) -> int:
+        """The most bytes that the memory keeps for these parameters."""
+
+    @abstractmethod
+    def observe(self, inputs: Any, targets: Any) -> None:
+        """Remember a batch: all of it, or, when an error is raised, nothing."""
+
+    @abstractmethod
+    def end_task(self) -> None:
+        """Pass the end of a task on to the sketches."""
+
+    @abstractmethod
+    def projector(self) -> Projector:
+        """The projector for what was observed, valid until the next observe unless it is `separate`."""
+
+    @abstractmethod
+    def merge(self, other: Any) -> None:
+        """Take over what another memory of the same model remembers."""
+
+    @abstractmethod
+    def held(self) -> Iterator[Held]:
+        """Every tensor kept."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything kept."""
+        return sum(item.nbytes for item in self.held())
+
+    @abstractmethod
+    def diagnostics(self) -> dict[str, Any]:
+        """Counts and spectra, as plain numbers."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """{"meta": plain data, "tensors": {name: tensor}}."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict`; all or nothing. Raises StorageError where it does not fit."""
+
+    @classmethod
+    @abstractmethod
+    def from_meta(cls, meta: dict[str, Any]) -> "Memory":
+        """An unbound memory with the settings of a `state_dict`'s metadata."""

@@ -1,0 +1,177 @@
+"""The paper's memory: one sketch of the per-example gradients of the true logit, rows of length p."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import NonFiniteError, StorageError
+from ..linalg import gram
+from ..parameters import ProtectedParameters
+from ..projector import BasisProjector
+from ..signals import GradientSignals, Output, batch_size, true_logit
+from ..sketch import REGISTRY as SKETCHES
+from ..sketch import Sketch
+from .base import Held, Memory
+
+
+class GradientMemory(Memory):
+    """One sketch of all gradients; the projector is hard, on the sketch's basis.
+
+    The basis stands in the sketch's own memory, and is used up by the next observe. With `basis_dtype` (float32,
+    "bfloat16", …) or `offload` (the device that holds the sketch, "cpu") the projector has a basis of its own on the
+    model's device: training can then go on with the old basis while new examples are observed.
+    """
+
+    name = "gradients"
+
+    def __init__(
+        self, sketch: Sketch, *, basis_dtype: torch.dtype | str | None = None, offload: str | None = None
+    ) -> None:
+        if not isinstance(sketch, Sketch):
+            raise TypeError(f"expected a sketch such as so.ProductSketch(600), got {sketch!r}")
+        self.sketch = sketch
+        self.basis_dtype = None if basis_dtype is None else _dtype(basis_dtype)
+        self.offload = offload
+        self._basis: Tensor | None = None
+        self._gram_inverse: Tensor | None = None
+
+    signals: GradientSignals
+
+    @property
+    def separate(self) -> bool:
+        """Whether the projector has a basis of its own."""
+        return self.basis_dtype is not None or self.offload is not None
+
+    def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
+        """See `Memory`; the default output is the true logit."""
+        self.parameters = parameters
+        self.signals = GradientSignals(parameters, output or true_logit)
+        self.sketch.bind(parameters.p, parameters.dtype, self.offload or parameters.device)
+
+    def cost(self, parameters: ProtectedParameters) -> int:
+        """The sketch, and the basis where that is separate."""
+        bytes_ = self.sketch.cost(parameters.p, parameters.dtype.itemsize)
+        if self.separate:
+            rank = self.sketch.settings().get("rank", 0) + self.sketch.settings().get("corank", 0)
+            dtype = self.basis_dtype or parameters.dtype
+            bytes_ += rank * parameters.p * dtype.itemsize + rank * rank * parameters.dtype.itemsize
+        return bytes_
+
+    def observe(self, inputs: Any, targets: Any) -> None:
+        """See `Memory`."""
+        require_finite(self.signals, inputs, targets)
+        for rows in self.signals.chunks(inputs, targets):
+            self.sketch.observe(rows)
+        self.examples += batch_size(inputs)
+
+    def end_task(self) -> None:
+        """See `Memory`."""
+        self.sketch.end_task()
+
+    def projector(self) -> BasisProjector:
+        """See `Memory`."""
+        B = self.sketch.basis()
+        if not self.separate:
+            return BasisProjector(B)
+        self._basis = B.to(device=self.parameters.device, dtype=self.basis_dtype or B.dtype, copy=True)
+        if self._basis.dtype != self.parameters.dtype:
+            K = gram(self._basis)
+            self._gram_inverse = torch.linalg.inv(K).to(self.parameters.dtype)
+        return BasisProjector(self._basis, gram_inverse=self._gram_inverse)
+
+    def merge(self, other: "GradientMemory") -> None:
+        """See `Memory`."""
+        self.sketch.merge(other.sketch)
+        self.examples += other.examples
+
+    def held(self) -> Iterator[Held]:
+        """See `Memory`."""
+        purposes = {
+            "rows": "sketch, or its basis in the same place",
+            "factor": "restores the sketch from its basis",
+            "values": "estimated eigenvalues",
+        }
+        for name, tensor in self.sketch.tensors().items():
+            yield Held(f"sketch.{name}", purposes.get(name, "stored by the sketch"), tensor)
+        if self._basis is not None:
+            yield Held("basis", "orthonormal rows that updates are projected on", self._basis)
+        if self._gram_inverse is not None:
+            yield Held("gram_inverse", "corrects the rounding of the basis", self._gram_inverse)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """See `Memory`."""
+        return {"memory": self.name, "path": self.signals.path, "sketch": sketch_diagnostics(self.sketch)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Memory`."""
+        state = self.sketch.state_dict()
+        basis_dtype = None if self.basis_dtype is None else str(self.basis_dtype).removeprefix("torch.")
+        settings = {"basis_dtype": basis_dtype, "offload": self.offload}
+        meta = {"memory": self.name, "settings": settings, "examples": self.examples, "sketch": state["meta"]}
+        return {"meta": meta, "tensors": {f"sketch.{k}": v for k, v in state["tensors"].items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Memory`."""
+        load_sketch(self.sketch, state["meta"]["sketch"], state["tensors"], "sketch")
+        self.examples = int(state["meta"]["examples"])
+
+    @classmethod
+    def from_meta(cls, meta: dict[str, Any]) -> "GradientMemory":
+        """An unbound memory with the settings of a `state_dict`'s metadata."""
+        return cls(SKETCHES[meta["sketch"]["sketch"]](**meta["sketch"]["settings"]), **meta["settings"])
+
+
+def require_finite(signals: GradientSignals, inputs: Any, targets: Any) -> None:
+    """Raise NonFiniteError, naming the examples, if any gradient of a batch is not finite.
+
+    A batch of one chunk is checked by the sketch itself. For several, the gradient of the sum is not finite if one of
+    the terms is not; that costs one ordinary backward pass, and nothing has been observed yet.
+    """
+    if batch_size(inputs) <= signals.chunk:
+        return
+    total = signals.total(inputs, targets)
+    if all(t is None or bool(t.isfinite().all()) for t in total):
+        return
+    start, bad = 0, []
+    for rows in signals.chunks(inputs, targets):
+        bad += [start + int(i) for i in (~rows.isfinite().all(1)).nonzero().flatten()]
+        start += len(rows)
+    if bad:
+        raise NonFiniteError(
+            f"the gradients of examples {bad[:8]} of {start} contain NaN or infinity; nothing was observed. "
+            "Leave these examples out, or look for a division by zero in the model",
+            bad,
+        )
+
+
+def load_sketch(sketch: Sketch, meta: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> None:
+    """Give a sketch the part of a memory's state that is its own."""
+    own = {k.removeprefix(prefix + "."): t for k, t in tensors.items() if k.startswith(prefix + ".")}
+    try:
+        sketch.load_state_dict({"meta": meta, "tensors": own})
+    except (ValueError, KeyError) as error:
+        raise StorageError(f"{prefix}: {error}") from error
+
+
+def sketch_diagnostics(sketch: Sketch) -> dict[str, Any]:
+    """Rank, captured energy, leading values and stable rank, estimated from the sketch itself."""
+    values, _ = sketch.spectrum()
+    total, top = float(values.sum()), float(values[0]) if len(values) else 0.0
+    return {
+        "sketch": repr(sketch),
+        "rows": sketch.count,
+        "rank": len(values),
+        "energy": sketch.energy,
+        "captured": min(1.0, total / sketch.energy) if sketch.energy else 0.0,
+        "stable_rank": sketch.energy / top if top else 0.0,
+        "values": [float(value) for value in values[:64]],
+    }
+
+
+def _dtype(value: torch.dtype | str) -> torch.dtype:
+    dtype = getattr(torch, value, None) if isinstance(value, str) else value
+    if dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f'basis_dtype is "float32", "bfloat16" or "float16"; got {value!r}')
+    return dtype

@@ -1,0 +1,362 @@
+"""Our memory: for each layer one sketch of its inputs and one of its output sensitivities.
+
+The gradient of an output with respect to a layer's weight is δ aᵀ, so the block of G Gᵀ that belongs to the layer is
+E[(δ δᵀ) ⊗ (a aᵀ)], which is approximated by E[δ δᵀ] ⊗ E[a aᵀ], as K-FAC does for curvature. Letters: a input rows,
+δ sensitivities (the gradient of every logit with respect to the layer's output), λ eigenvalues, V eigenvectors.
+Parameters of no layer (norms, free parameters, recurrent cells) get a small sketch of their gradients.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import NonFiniteError, StorageError
+from ..parameters import ProtectedParameters
+from ..projector import BasisProjector, LayerProjector, LayersProjector, soft_weights
+from ..signals import (
+    GradientSignals,
+    Output,
+    batch_size,
+    call,
+    deltas_of,
+    evaluating,
+    every_logit,
+    logits_of,
+    sign_rows,
+)
+from ..sketch import REGISTRY as SKETCHES
+from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch
+from ..testmatrix import derive_seed
+from ..uses import Layer, Use, find_layers, input_rows, record, sensitivity_rows
+from .base import Held, Memory
+from .gradients import load_sketch, require_finite, sketch_diagnostics
+
+Rank = int | Mapping[str, int]
+
+
+@dataclass
+class _Pair:
+    """The sketches of one layer; an embedding has exact token counts in place of an input sketch."""
+
+    layer: Layer
+    inputs: Sketch | None
+    counts: Tensor | None
+    outputs: Sketch | None
+
+    def sketches(self) -> Iterator[tuple[str, Sketch]]:
+        if self.inputs is not None:
+            yield "inputs", self.inputs
+        if self.outputs is not None:
+            yield "outputs", self.outputs
+
+
+class LayerSketch(Memory):
+    """Layer memory: a sketch of the inputs and one of the output sensitivities of every layer.
+
+    `rank`: rows of each sketch, a number or {layer name or glob: number}; a factor with d <= rank keeps its exact
+    second moment. `ridge`: how soft the projector is, α = λδλa / (λδλa + ridge · mean); 0 is hard. `energy` < 1 drops
+    the smallest products that hold less than the rest of the energy. `outputs=False` keeps inputs only and protects
+    every output direction; with ridge=0 and energy=0.99 that is GPM, streaming. `rest`: rank of the gradient sketch
+    of the parameters that belong to no layer (default: a quarter of the rank, between 4 and 64).
+    """
+
+    name = "layers"
+
+    def __init__(
+        self,
+        rank: Rank,
+        *,
+        ridge: float = 0.05,
+        outputs: bool = True,
+        sketch: type[Sketch] = ProductSketch,
+        seed: int = 0,
+        energy: float = 1.0,
+        rest: int | None = None,
+    ) -> None:
+        ranks = rank.values() if isinstance(rank, Mapping) else [rank]
+        if not ranks or any(isinstance(r, bool) or not isinstance(r, int) or r < 1 for r in ranks):
+            raise ValueError(f"rank is a positive integer, or one for each layer by name or glob; got {rank!r}")
+        if not ridge >= 0:
+            raise ValueError(f"ridge is a number >= 0 (0 projects hard); got {ridge!r}")
+        if not 0 < energy <= 1:
+            raise ValueError(f"energy is a share in (0, 1]; got {energy!r}")
+        self.rank = rank
+        self.ridge = float(ridge)
+        self.outputs = outputs
+        self.sketch = sketch
+        self.seed = seed
+        self.energy = float(energy)
+        self.rest = rest
+
+    pairs: dict[str, _Pair]
+    rest_parameters: ProtectedParameters | None = None
+    rest_sketch: Sketch | None = None
+    rest_signals: GradientSignals | None = None
+    output: Output
+
+    @property
+    def separate(self) -> bool:
+        """Eigenvectors stand in the place of the sketches."""
+        return False
+
+    def settings(self) -> dict[str, Any]:
+        """The settings as plain data."""
+        rank = dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
+        plain = {"rank": rank, "ridge": self.ridge, "outputs": self.outputs, "sketch": self.sketch.name}
+        return {**plain, "seed": self.seed, "energy": self.energy, "rest": self.rest}
+
+    def __repr__(self) -> str:
+        return f"LayerSketch({', '.join(f'{key}={value!r}' for key, value in self.settings().items())})"
+
+    # ---------------------------------------------------------------- structure
+
+    def _rank_of(self, name: str) -> int:
+        if not isinstance(self.rank, Mapping):
+            return self.rank
+        if name in self.rank:
+            return self.rank[name]
+        for glob, rank in self.rank.items():
+            if fnmatchcase(name, glob):
+                return rank
+        raise ValueError(f'rank has no entry for layer {name!r}; add one, or a glob such as "*"')
+
+    def _sketch(self, name: str, part: str, d: int) -> Sketch:
+        rank = self._rank_of(name)
+        if d <= rank:
+            return SecondMoment()
+        if issubclass(self.sketch, (ProductSketch, GradientSketch)):
+            return self.sketch(rank, seed=derive_seed(self.seed, name, part))
+        return self.sketch(rank)  # type: ignore[call-arg]
+
+    def _rest_rank(self) -> int:
+        if self.rest is not None:
+            return self.rest
+        ranks = self.rank.values() if isinstance(self.rank, Mapping) else [self.rank]
+        return min(64, max(4, max(ranks) // 4))
+
+    def _plan(self, parameters: ProtectedParameters) -> tuple[list[Layer], ProtectedParameters | None, Sketch | None]:
+        layers = find_layers(parameters)
+        covered = {id(t) for layer in layers for t in (layer.weight, layer.bias) if t is not None}
+        remaining = [t for t in parameters.tensors if id(t) not in covered]
+        if not remaining:
+            return layers, None, None
+        held = {id(t) for t in remaining}
+        rest = ProtectedParameters(parameters.model, lambda _, t: id(t) in held)
+        rank = self._rest_rank()
+        seed = derive_seed(self.seed, "rest")
+        return layers, rest, SecondMoment() if rest.p <= rank else ProductSketch(rank, seed=seed)
+
+    def cost(self, parameters: ProtectedParameters) -> int:
+        """See `Memory`."""
+        layers, rest, rest_sketch = self._plan(parameters)
+        total = 0 if rest is None or rest_sketch is None else rest_sketch.cost(rest.p, parameters.dtype.itemsize)
+        for layer in layers:
+            if layer.kind == "embedding":
+                total += layer.fan_in * 8
+            else:
+                total += self._sketch(layer.name, "inputs", layer.width).cost(layer.width, parameters.dtype.itemsize)
+            if self.outputs:
+                total += self._sketch(layer.name, "outputs", layer.fan_out).cost(
+                    layer.fan_out, parameters.dtype.itemsize
+                )
+        return total
+
+    def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
+        """See `Memory`; the default output is every logit."""
+        self.parameters = parameters
+        self.output = output or every_logit
+        layers, self.rest_parameters, self.rest_sketch = self._plan(parameters)
+        dtype, device = parameters.dtype, parameters.device
+        self.pairs = {}
+        for layer in layers:
+            counts = inputs = outputs = None
+            if layer.kind == "embedding":
+                counts = torch.zeros(layer.fan_in, dtype=torch.float64, device=device)
+            else:
+                inputs = self._sketch(layer.name, "inputs", layer.width).bind(layer.width, dtype, device)
+            if self.outputs:
+                outputs = self._sketch(layer.name, "outputs", layer.fan_out).bind(layer.fan_out, dtype, device)
+            self.pairs[layer.name] = _Pair(layer, inputs, counts, outputs)
+        if self.rest_parameters is not None and self.rest_sketch is not None:
+            self.rest_sketch.bind(self.rest_parameters.p, dtype, device)
+            self.rest_signals = GradientSignals(self.rest_parameters, self._rest_output)
+
+    def _rest_output(self, output: Any, target: Any) -> Tensor:
+        """The scalar whose gradient is remembered for the rest: for `every_logit` a random combination of them."""
+        return (logits_of(output) * target).sum() if self.output is every_logit else self.output(output, target)
+
+    # ---------------------------------------------------------------- observing
+
+    def observe(self, inputs: Any, targets: Any) -> None:
+        """See `Memory`. One forward pass and, for the sensitivities, one backward pass a logit."""
+        model, seed = self.parameters.model, derive_seed(self.seed, "signs", self.examples)
+        layers = [pair.layer for pair in self.pairs.values()]
+        with evaluating(model):
+            result, uses = record(layers, lambda: call(model, inputs))
+            deltas = []
+            if self.outputs and uses:
+                deltas = deltas_of(result, targets, [use.edge for use in uses], self.output, seed)
+            rest_targets = targets
+            if self.output is every_logit:
+                rest_targets = next(sign_rows(logits_of(result).detach(), 1, derive_seed(seed, "rest")))
+            del result
+        self._require_finite(uses, deltas, inputs)
+        if self.rest_signals is not None and self.rest_sketch is not None:
+            require_finite(self.rest_signals, inputs, rest_targets)
+            # The rest comes first: a single chunk is checked by its sketch, and nothing else has changed by then.
+            for rows in self.rest_signals.chunks(inputs, rest_targets):
+                self.rest_sketch.observe(rows)
+        dtype = self.parameters.dtype
+        for i, use in enumerate(uses):
+            pair = self.pairs[use.layer.name]
+            if pair.counts is not None:
+                pair.counts += torch.bincount(use.input.flatten(), minlength=len(pair.counts))
+            elif pair.inputs is not None:
+                pair.inputs.observe(input_rows(use, dtype))
+            seen = [sensitivity_rows(use, delta[i], dtype) for delta in deltas if delta[i] is not None]
+            if pair.outputs is not None and seen:
+                pair.outputs.observe(torch.cat(seen))
+        self.examples += batch_size(inputs)
+
+    def _require_finite(self, uses: list[Use], deltas: list[Any], inputs: Any) -> None:
+        b = batch_size(inputs)
+        for i, use in enumerate(uses):
+            for what, tensor in [("input", use.input), *(("sensitivity", delta[i]) for delta in deltas)]:
+                if tensor is None or not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+                    continue
+                first = len(tensor) == b
+                bad = (~tensor.isfinite().flatten(1).all(1)).nonzero().flatten().tolist() if first else []
+                which = f" of examples {bad[:8]}" if bad else ""
+                raise NonFiniteError(
+                    f"the {what} of layer {use.layer.name!r}{which} contains NaN or infinity; nothing was observed. "
+                    "Leave these examples out, or look for a division by zero in the model",
+                    bad,
+                )
+
+    def end_task(self) -> None:
+        """See `Memory`."""
+        for _, sketch in self._sketches():
+            sketch.end_task()
+
+    def _sketches(self) -> Iterator[tuple[str, Sketch]]:
+        for name, pair in self.pairs.items():
+            for part, sketch in pair.sketches():
+                yield f"{name}.{part}", sketch
+        if self.rest_sketch is not None:
+            yield "rest", self.rest_sketch
+
+    # ---------------------------------------------------------------- projecting
+
+    def projector(self) -> LayersProjector:
+        """See `Memory`."""
+        index = {id(t): i for i, t in enumerate(self.parameters.tensors)}
+        layers, places = {}, {}
+        for name, pair in self.pairs.items():
+            layer = pair.layer
+            bias = None if layer.bias is None else index[id(layer.bias)]
+            places[name] = (index[id(layer.weight)], bias, layer.kind == "embedding")
+            projector = self._layer_projector(pair)
+            if projector is not None:
+                layers[name] = projector
+        rest: BasisProjector | None = None
+        rest_indices: tuple[int, ...] = ()
+        if self.rest_parameters is not None and self.rest_sketch is not None:
+            rest_indices = tuple(index[id(t)] for t in self.rest_parameters.tensors)
+            values, B = self.rest_sketch.spectrum()
+            if len(values):
+                alpha = soft_weights(values, self.ridge, values.mean()).to(B.dtype)
+                rest = BasisProjector(B, None if self.ridge == 0 else alpha)
+        return LayersProjector(self.parameters, layers, places, rest, rest_indices)
+
+    def _layer_projector(self, pair: _Pair) -> LayerProjector | None:
+        if pair.counts is not None:
+            input_values, V_a = pair.counts, None
+        else:
+            assert pair.inputs is not None
+            input_values, V_a = pair.inputs.spectrum()
+        output_values, V_d = (None, None) if pair.outputs is None else pair.outputs.spectrum()
+        if not bool((input_values > 0).any()) or (output_values is not None and not bool((output_values > 0).any())):
+            return None
+        return LayerProjector(V_a, input_values, V_d, output_values, self.ridge, self.energy)
+
+    # ---------------------------------------------------------------- bytes and state
+
+    def merge(self, other: "LayerSketch") -> None:
+        """See `Memory`."""
+        if other.settings() != self.settings() or list(other.pairs) != list(self.pairs):
+            raise ValueError(f"{other!r} cannot be merged into {self!r}: settings and layers must be equal")
+        for (_, mine), (_, theirs) in zip(self._sketches(), other._sketches(), strict=True):
+            mine.merge(theirs)
+        for name, pair in self.pairs.items():
+            counts = other.pairs[name].counts
+            if pair.counts is not None and counts is not None:
+                pair.counts += counts.to(pair.counts.device)
+        self.examples += other.examples
+
+    def held(self) -> Iterator[Held]:
+        """See `Memory`."""
+        for name, sketch in self._sketches():
+            for part, tensor in sketch.tensors().items():
+                yield Held(f"{name}.{part}", _PURPOSES.get(part, "stored by the sketch"), tensor)
+        for name, pair in self.pairs.items():
+            if pair.counts is not None:
+                yield Held(f"{name}.counts", "how often each token was seen", pair.counts)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """See `Memory`."""
+        return {
+            "memory": self.name,
+            "ridge": self.ridge,
+            "sketches": {name: sketch_diagnostics(sketch) for name, sketch in self._sketches()},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Memory`."""
+        meta: dict[str, Any] = {"memory": self.name, "settings": self.settings(), "examples": self.examples}
+        tensors: dict[str, Tensor] = {}
+        meta["sketches"] = {}
+        for name, sketch in self._sketches():
+            state = sketch.state_dict()
+            meta["sketches"][name] = state["meta"]
+            tensors |= {f"{name}.{k}": t for k, t in state["tensors"].items()}
+        for name, pair in self.pairs.items():
+            if pair.counts is not None:
+                tensors[f"{name}.counts"] = pair.counts
+        return {"meta": meta, "tensors": tensors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Memory`."""
+        meta, tensors = state["meta"], state["tensors"]
+        names = [name for name, _ in self._sketches()]
+        if meta["settings"] != self.settings() or list(meta["sketches"]) != names:
+            raise StorageError(f"the state is of LayerSketch({meta['settings']}) on {list(meta['sketches'])}")
+        trial = self.from_meta(meta)
+        trial.bind(self.parameters, self.output)
+        for name, sketch in trial._sketches():
+            load_sketch(sketch, meta["sketches"][name], tensors, name)
+        for name, pair in trial.pairs.items():
+            if pair.counts is not None:
+                counts = tensors.get(f"{name}.counts")
+                if counts is None or counts.shape != pair.counts.shape:
+                    raise StorageError(f"the counts of embedding {name!r} are missing or of another size")
+                pair.counts.copy_(counts)
+        self.pairs, self.rest_sketch = trial.pairs, trial.rest_sketch
+        self.examples = int(meta["examples"])
+
+    @classmethod
+    def from_meta(cls, meta: dict[str, Any]) -> "LayerSketch":
+        """See `Memory`."""
+        settings = dict(meta["settings"])
+        return cls(settings.pop("rank"), **{**settings, "sketch": SKETCHES[settings["sketch"]]})
+
+
+_PURPOSES = {
+    "rows": "sketch, or its eigenvectors in the same place",
+    "matrix": "second moment, or its eigenvectors in the same place",
+    "factor": "restores the sketch from its eigenvectors",
+    "values": "eigenvalues",
+}

@@ -1,0 +1,238 @@
+"""The optimizer hooks that project every update, through the optimizer's public hooks only.
+
+*update mode* (any optimizer): before a step the weights are copied, the optimizer steps, and the displacement
+v = w_new − w_old is made v − A v. Momentum, Adam and weight decay are covered, since what is projected is what they
+did. *gradient mode* (plain SGD, one step at a time): projecting the gradient gives the same weights without the copy.
+`every=m` lets the optimizer take m steps before their joint displacement is projected.
+"""
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from .errors import ProtectionError, ProtectionWarning
+from .parameters import ProtectedParameters
+from .projector import Projector
+
+_METER_EVERY = 100
+
+
+class UpdateProjection:
+    """Projects the steps of one optimizer. `provide()` is asked for the projector before every step.
+
+    `mode` is "gradient", "update" or None while nothing was projected yet; `steps` counts the steps of the optimizer.
+    """
+
+    def __init__(self, parameters: ProtectedParameters, provide: Callable[[], Projector | None], every: int) -> None:
+        self.parameters = parameters
+        self.provide = provide
+        self.every = every
+        self.mode: str | None = None
+        self.steps = 0
+        self.pending = 0
+        self.leak = 0.0
+        self.reference: list[Tensor] | None = None
+        self._projected = 0
+        self._handles: list[Any] = []
+        self._optimizer: Optimizer | None = None
+
+    # ---------------------------------------------------------------- hooks
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer that is hooked, if any."""
+        return self._optimizer
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Hook an optimizer. Raises ProtectionError if it lacks a protected parameter or one is protected already."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        pairs = list(zip(self.parameters.names, self.parameters.tensors, strict=True))
+        missing = [name for name, t in pairs if id(t) not in held]
+        if missing:
+            raise ProtectionError(
+                f"the optimizer does not hold {len(missing)} of the parameters to protect: {', '.join(missing[:5])}"
+                f"{', …' if len(missing) > 5 else ''}. Build the optimizer on all of them, or choose with parameters="
+            )
+        taken = [name for name, t in pairs if id(t) in _guards and _guards[id(t)]() is not self]
+        if taken:
+            raise ProtectionError(
+                f"parameter {taken[0]!r} is protected already; call detach() on the first protection, "
+                "or use protection.attach(optimizer) to give it another optimizer"
+            )
+        self.detach()
+        self._optimizer = optimizer
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+        ]
+        _guard(self, optimizer)
+
+    def detach(self) -> None:
+        """Remove every hook and forget the optimizer."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._optimizer is not None:
+            _unguard(self, self._optimizer)
+        self._optimizer = None
+        self.reference, self.pending = None, 0
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        projector = self.provide()
+        if projector is None or projector.empty:
+            return
+        closure = kwargs.get("closure") is not None or any(callable(argument) for argument in args[1:] + args[:1])
+        if self.every == 1 and not closure and projects_gradients(optimizer, self.parameters):
+            self.mode = "gradient"
+            self._project_gradients(projector)
+            return
+        self.mode = "update"
+        if self.pending == 0:
+            self._copy_weights()
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.steps += 1
+        if self.mode != "update" or self.reference is None:
+            return
+        self.pending += 1
+        if self.pending >= self.every:
+            self.settle()
+
+    # ---------------------------------------------------------------- projecting
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Project the displacement of the steps since the last projection, now."""
+        if self.pending == 0 or self.reference is None:
+            return
+        projector = self.provide()
+        self.pending = 0
+        v = torch.empty(self.parameters.p, dtype=self.parameters.dtype, device=self.parameters.device)
+        for (parameter, place), before in zip(self.parameters.slices(), self.reference, strict=True):
+            out = v[place].view(parameter.shape)
+            out.copy_(parameter)
+            out -= before
+        if self.every == 1:
+            self.reference = None  # a copy is kept between steps only where steps are projected together
+        if projector is not None:
+            self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0))
+
+    def _project_gradients(self, projector: Projector) -> None:
+        def subtract(part: Tensor) -> None:
+            for t, piece in zip(self.parameters.tensors, self.parameters.unflatten(part), strict=True):
+                if t.grad is None:
+                    # A parameter without a gradient must move too where the projection of the others says so.
+                    t.grad = -piece.to(device=t.device, dtype=t.dtype)
+                else:
+                    t.grad.sub_(piece.to(t.device))
+
+        with torch.no_grad():
+            self._remove(projector, self.parameters.flatten([t.grad for t in self.parameters.tensors]), subtract)
+
+    def _remove(self, projector: Projector, v: Tensor, subtract: Callable[[Tensor], None]) -> None:
+        """Take A v off the weights or gradients; the meter looks now and then at what is left, A (v − A v)."""
+        self._projected += 1
+        n = self._projected
+        metered = n & (n - 1) == 0 or n % _METER_EVERY == 0
+        rest = v.clone() if metered else None
+        part = projector.protected_part_(v)
+        subtract(part)
+        if rest is not None:
+            self.leak = max(self.leak, projector.leak(rest.sub_(part)))
+
+    def _copy_weights(self) -> None:
+        if self.reference is None:
+            self.reference = [t.detach().clone() for t in self.parameters.tensors]
+        else:
+            for copy, t in zip(self.reference, self.parameters.tensors, strict=True):
+                copy.copy_(t.detach())
+
+    def reset_meter(self) -> None:
+        """Forget the leak measured so far; a new projector begins."""
+        self.leak, self._projected = 0.0, 0
+
+
+def projects_gradients(optimizer: Optimizer, parameters: ProtectedParameters) -> bool:
+    """Whether projecting gradients moves the weights exactly as projecting updates would.
+
+    Plain SGD only: no momentum, no weight decay, one learning rate for all protected parameters, dense gradients.
+    """
+    if type(optimizer) is not torch.optim.SGD:
+        return False
+    held = {id(t) for t in parameters.tensors}
+    groups = [g for g in optimizer.param_groups if any(id(p) in held for p in g["params"])]
+    plain = all(g["momentum"] == 0 and g["weight_decay"] == 0 for g in groups)
+    same = len({float(g["lr"]) for g in groups}) == 1
+    return plain and same and all(t.grad is None or not t.grad.is_sparse for t in parameters.tensors)
+
+
+# ---------------------------------------------------------------- nothing is lost silently
+
+_guards: dict[int, "weakref.ReferenceType[UpdateProjection]"] = {}
+"""Which projection protects a parameter, by the parameter's id."""
+_warned: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+_global_handle: Any = None
+
+
+def _guard(projection: UpdateProjection, optimizer: Optimizer) -> None:
+    global _global_handle
+    reference = weakref.ref(projection)
+    for t in projection.parameters.tensors:
+        _guards[id(t)] = reference
+    if _global_handle is None:
+        _global_handle = register_optimizer_step_pre_hook(_watch_other_optimizers)
+    # Hooks are not part of an optimizer's state, so a copy has none. Instance attributes are not either: the copy is
+    # an ordinary optimizer, and whoever makes it is told.
+    optimizer.__reduce_ex__ = _CopyWarning(optimizer)  # type: ignore[method-assign]
+
+
+def _unguard(projection: UpdateProjection, optimizer: Optimizer) -> None:
+    global _global_handle
+    for t in projection.parameters.tensors:
+        guard = _guards.get(id(t))
+        if guard is not None and guard() in (projection, None):
+            del _guards[id(t)]
+    if not _guards and _global_handle is not None:
+        _global_handle.remove()
+        _global_handle = None
+    vars(optimizer).pop("__reduce_ex__", None)
+
+
+class _CopyWarning:
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = weakref.ref(optimizer)
+
+    def __call__(self, protocol: Any) -> Any:
+        optimizer = self.optimizer()
+        warnings.warn(
+            "a protected optimizer is being copied or pickled; hooks do not go along, so THE COPY IS NOT PROTECTED. "
+            "Use protection.attach(copy) or so.protect(...) on it, or save optimizer.state_dict() instead",
+            ProtectionWarning,
+            stacklevel=3,
+        )
+        return object.__reduce_ex__(optimizer, protocol)
+
+
+def _watch_other_optimizers(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if optimizer in _warned:
+        return
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            reference = _guards.get(id(p))
+            projection = None if reference is None else reference()
+            if projection is None or projection.optimizer is optimizer or p not in projection.parameters:
+                continue
+            _warned.add(optimizer)
+            warnings.warn(
+                "an optimizer that is not protected is about to move protected parameters; its steps are NOT "
+                "projected. Call protection.attach(optimizer) to protect this one, or protection.detach()",
+                ProtectionWarning,
+                stacklevel=4,
+            )
+            return

@@ -1,0 +1,313 @@
+"""The front door: `protect` a model and its optimizer, and the `Protection` that this gives.
+
+The whole path of the data is here: batch → `memory.observe` (signals → sketches) → `memory.projector()` →
+`UpdateProjection` (optimizer hooks) → weights.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import storage
+from .budget import Ledger, memory_for
+from .errors import ProtectionError, StorageError
+from .memory import REGISTRY, GradientMemory, Held, Memory
+from .parameters import ProtectedParameters, Selection
+from .projection import UpdateProjection
+from .projector import Projector
+from .signals import Output, batch_size, map_tensors
+from .sketch import Sketch
+
+
+def protect(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    budget: str | int | None = None,
+    memory: Memory | Sketch | None = None,
+    parameters: Selection = None,
+    output: Output | None = None,
+    every: int = 1,
+    seed: int = 0,
+) -> "Protection":
+    """Protect what a model has learned: from now on every step of the optimizer spares what was remembered.
+
+    Exactly one of `budget` ("2MB", or bytes: the best memory that fits, all bytes counted) and `memory` (a
+    `LayerSketch`, a `GradientMemory`, or a sketch, which means a gradient memory). `parameters` selects what is
+    protected, by default all that require gradients. `output` is the scalar of an example that must not change: by
+    default the true logit for gradient memories and every logit for layer memories. `every=m` projects the joint
+    displacement of m steps. `seed` is for the memory that a budget picks.
+
+    >>> import torch, sketchogd as so
+    >>> model = nn.Linear(4, 2)
+    >>> protection = so.protect(model, torch.optim.Adam(model.parameters()), memory=so.ProductSketch(8))
+    >>> protection.remember([(torch.randn(16, 4), torch.randint(0, 2, (16,)))])
+    >>> protection.memory.examples
+    16
+    """
+    if (budget is None) == (memory is None):
+        raise ValueError('give exactly one of budget= (such as "2MB") and memory= (such as so.LayerSketch(rank=200))')
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise ValueError(f"every is the number of steps between projections, at least 1; got {every!r}")
+    inner = getattr(model, "_orig_mod", model)  # torch.compile wraps the module; its parameters are the same
+    chosen = ProtectedParameters(inner, parameters)
+    if memory is None:
+        assert budget is not None
+        copies = sum(t.numel() * t.element_size() for t in chosen.tensors) if every > 1 else 0
+        memory = memory_for(budget, chosen, copies, seed)
+    elif isinstance(memory, Sketch):
+        memory = GradientMemory(memory)
+    elif not isinstance(memory, Memory):
+        raise TypeError(f"memory is a sketch or a memory such as so.LayerSketch(rank=200); got {memory!r}")
+    return Protection(chosen, optimizer, memory, output, every)
+
+
+class Protection:
+    """A memory of what was learned, attached to an optimizer. Made by `protect`."""
+
+    def __init__(
+        self, parameters: ProtectedParameters, optimizer: Optimizer, memory: Memory, output: Output | None, every: int
+    ) -> None:
+        self.parameters = parameters
+        self.memory = memory
+        self._output = output
+        self._projector: Projector | None = None
+        self._stale = False
+        self._projection = UpdateProjection(parameters, self._current_projector, every)
+        self._projection.attach(optimizer)
+        try:
+            memory.bind(parameters, output)
+        except BaseException:
+            self._projection.detach()
+            raise
+
+    # ---------------------------------------------------------------- remembering
+
+    def remember(self, batches: Iterable[Any], examples: int | None = None) -> None:
+        """Remember a task: observe its batches, end the task, refresh the projector.
+
+        `batches` yields (inputs, targets), or mappings with "labels" (the rest are keyword inputs), or inputs alone
+        where no targets are needed. `examples` limits how many are taken, in the order they come.
+        """
+        left = examples
+        for batch in batches:
+            if left is not None and left <= 0:
+                break
+            inputs, targets = split_batch(batch)
+            if left is not None:
+                take = min(left, batch_size(inputs))
+                inputs, targets = (map_tensors(lambda t: t[:take], value) for value in (inputs, targets))  # noqa: B023
+                left -= take
+            self.observe(inputs, targets)
+        self.memory.end_task()
+        self.refresh()
+
+    def observe(self, inputs: Any, targets: Any = None) -> None:
+        """Remember one batch without a task's end: all of it or, on an error, nothing.
+
+        The projector takes it into account from the next `refresh`, which the next optimizer step calls by itself
+        unless the memory has a separate basis.
+        """
+        self.parameters.require_unchanged()
+        self.settle()
+        device = self.parameters.device
+        inputs, targets = (map_tensors(lambda t: t.to(device), value) for value in (inputs, targets))
+        if batch_size(inputs) == 0:
+            return
+        if not self.memory.separate:
+            self._projector, self._stale = None, True
+        self.memory.observe(inputs, targets)
+
+    def refresh(self) -> None:
+        """Compute the projector for everything observed so far."""
+        self.parameters.require_unchanged()
+        self.settle()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._projector, self._stale = self.memory.projector(), False
+        self._projection.reset_meter()
+
+    def _current_projector(self) -> Projector | None:
+        if self._stale:
+            self._refresh()
+        return self._projector
+
+    # ---------------------------------------------------------------- projecting
+
+    @property
+    def projector(self) -> Projector | None:
+        """The projector in use; None until something is remembered. `.basis`, or `.layers[name]`."""
+        return self._current_projector()
+
+    @property
+    def mode(self) -> str | None:
+        """How steps are projected: "gradient" or "update"; None before the first projected step."""
+        return self._projection.mode
+
+    @property
+    def leak(self) -> float:
+        """The largest ‖A v‖/‖v‖ seen in projected updates v since the last refresh, measured now and then.
+
+        For a hard projector what should be zero: about 1e-7. It is measured before an update is rounded into the
+        weights. For a soft projector it is the share that is let through, and is not small.
+        """
+        return self._projection.leak
+
+    def settle(self) -> None:
+        """Project the steps that wait for it (`every` > 1), so that the weights are fit to be used or stored."""
+        self._projection.settle()
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """`with protection.settled(): evaluate(model)`."""
+        self.settle()
+        yield
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Protect the steps of another optimizer from now on, instead of the last one's."""
+        self.parameters.require_unchanged()
+        self.settle()
+        self._projection.attach(optimizer)
+
+    def detach(self) -> None:
+        """Settle, and leave no trace on the optimizer. What is remembered stays; `attach` goes on."""
+        self.settle()
+        self._projection.detach()
+
+    # ---------------------------------------------------------------- bytes and numbers
+
+    def ledger(self) -> Ledger:
+        """Every tensor kept between steps, with its bytes."""
+
+        def held() -> Iterator[Held]:
+            yield from self.memory.held()
+            reference = self._projection.reference or self._planned_reference()
+            for name, copy in zip(self.parameters.names, reference, strict=False):
+                yield Held(f"reference.{name}", "weights at the last projection (every > 1)", copy)
+
+        return Ledger.of(held())
+
+    def _planned_reference(self) -> tuple[Tensor, ...]:
+        """The copy that `every` > 1 will keep is in the ledger from the start."""
+        if self._projection.every == 1:
+            return ()
+        return tuple(t.detach() for t in self.parameters.tensors)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """What is known about the protection, as plain numbers: examples, steps, leak, bytes, spectra."""
+        self._current_projector()
+        return {
+            "parameters": self.parameters.p,
+            "examples": self.memory.examples,
+            "steps": self._projection.steps,
+            "every": self._projection.every,
+            "mode": self.mode,
+            "leak": self.leak,
+            "nbytes": self.ledger().nbytes,
+            **self.memory.diagnostics(),
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"<Protection of {self.parameters.p:,} parameters: {self.memory!r}, "
+            f"{self.memory.examples:,} examples, {self.memory.nbytes:,} bytes>"
+        )
+
+    # ---------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"meta": plain data, "tensors": {name: tensor}} with tensors of its own; settles first."""
+        meta, tensors = self._state()
+        return {"meta": meta, "tensors": {name: t.detach().clone() for name, t in tensors.items()}}
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        self.settle()
+        state = self.memory.state_dict()
+        flags = {"stale": self._stale, "remembered": self._projector is not None}
+        meta = {"format": storage.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
+        return meta, state["tensors"]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict` on a model with the same parameter names and shapes; all or nothing."""
+        self._load(state["meta"], state["tensors"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the memory to one safetensors file, atomically. The weights are yours to save; they are settled."""
+        storage.write(path, *self._state())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replace what is remembered by the contents of a file that `save` wrote; all or nothing."""
+        self._load(*storage.read(path))
+
+    def _load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.parameters.require_unchanged()
+        self.settle()
+        _require_same_parameters(self.parameters.describe(), meta["parameters"])
+        for name, t in tensors.items():
+            if not bool(t.isfinite().all()):
+                raise StorageError(f"tensor {name!r} of the memory contains NaN or infinity")
+        kind = REGISTRY.get(meta["memory"])
+        if kind is None:
+            raise StorageError(f"the memory is of kind {meta['memory']!r}; known are {', '.join(sorted(REGISTRY))}")
+        loaded = kind.from_meta(dict(meta))
+        loaded.bind(self.parameters, self._output)
+        loaded.load_state_dict({"meta": meta, "tensors": dict(tensors)})
+        self.memory = loaded
+        self._projector, self._stale = None, bool(meta["stale"])
+        if meta["remembered"]:
+            self._refresh()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ProtectionError(
+            "a Protection belongs to its model and optimizer and cannot be copied or pickled; use state_dict() or "
+            "save(), and load into the protection of the copied model"
+        )
+
+
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """(inputs, targets) of what a loader yields: a pair, a mapping with "labels", or inputs alone.
+
+    >>> split_batch({"input_ids": 1, "labels": 2})
+    ({'input_ids': 1}, 2)
+    """
+    if isinstance(batch, Mapping):
+        inputs = {key: value for key, value in batch.items() if key != "labels"}
+        return inputs, batch.get("labels")
+    if isinstance(batch, Tensor):
+        return batch, None
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise TypeError(
+        f'a batch is (inputs, targets), a mapping with "labels", or a tensor of inputs; got {type(batch).__name__}'
+        + (f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else "")
+    )
+
+
+def _require_same_parameters(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    if mine == theirs:
+        return
+    a = {entry["name"]: tuple(entry["shape"]) for entry in mine}
+    b = {entry["name"]: tuple(entry["shape"]) for entry in theirs}
+    differences = [f"{name} is missing in the file" for name in a if name not in b]
+    differences += [f"{name} is not in the model" for name in b if name not in a]
+    differences += [
+        f"{name} is {a[name]} in the model, {b[name]} in the file" for name in a if b.get(name, a[name]) != a[name]
+    ]
+    differences = differences or ["the same parameters stand in another order"]
+    more = f" (and {len(differences) - 5} more)" if len(differences) > 5 else ""
+    raise StorageError(
+        "the memory is of another model: " + "; ".join(differences[:5]) + more + ". Build the model as it was when the "
+        "memory was saved, and select the same parameters"
+    )
+
+
+def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The metadata of a memory file, with the shape and bytes of each tensor, without a model."""
+    meta, tensors = storage.read(path)
+    sizes = {n: {"shape": list(t.shape), "nbytes": t.numel() * t.element_size()} for n, t in tensors.items()}
+    return {**meta, "tensors": sizes, "nbytes": sum(size["nbytes"] for size in sizes.values())}

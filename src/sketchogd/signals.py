@@ -1,0 +1,379 @@
+"""What is read off a model for a batch: per-example gradients, and layer inputs with output sensitivities.
+
+Letters: b examples, p protected parameters, C logits of one example. Both are taken with evaluation statistics and
+without dropout, whatever mode the model is in; every module's own flag is put back afterwards.
+
+Per-example gradients have three paths that agree. *fast*: one ordinary forward and backward pass, and one product a
+layer (Linear, Conv). *vmap*: torch.func, for any module that it takes. *loop*: one example at a time, for the rest.
+The first batch decides, the fast path having to agree with one of the others on two examples.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from .errors import ProtectionWarning
+from .parameters import ProtectedParameters, Selection
+from .uses import Layer, Use, find_layers, input_rows, patches, record, sensitivity_rows
+
+Output = Callable[[Any, Any], Tensor]
+"""A scalar of one example: (its output, its target) → a tensor of one number."""
+
+EVERY_LOGIT_UP_TO = 16
+"""With more logits than this, layer sensitivities are those of a few random combinations of them."""
+
+COMBINATIONS = 8
+
+
+def true_logit(output: Any, target: Tensor) -> Tensor:
+    """The logit of the true class; for sequences (T, C) with targets (T,) the sum over positions with target >= 0.
+
+    >>> true_logit(torch.tensor([0.1, 0.7]), torch.tensor(1))
+    tensor(0.7000)
+    """
+    logits = logits_of(output)
+    chosen = logits.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    return torch.where(target >= 0, chosen, torch.zeros_like(chosen)).sum()
+
+
+def log_likelihood(output: Any, target: Tensor) -> Tensor:
+    """The log-probability of the true class, summed over positions with target >= 0 for sequences."""
+    return true_logit(logits_of(output).log_softmax(-1), target)
+
+
+def every_logit(output: Any, target: Tensor) -> Tensor:
+    """All logits together: what layer memories remember by default. As a scalar, their sum."""
+    return logits_of(output).sum()
+
+
+def logits_of(output: Any) -> Tensor:
+    """The tensor in a model's output: itself, the "logits" entry or attribute, or the first element of a tuple."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        found = output.get("logits")
+    elif isinstance(output, (tuple, list)):
+        found = output[0]
+    else:
+        found = getattr(output, "logits", None)
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"the model returned {type(output).__name__}, which has no logits tensor; "
+            "pass output=, a function of one example's output and target that gives a scalar"
+        )
+    return found
+
+
+# ---------------------------------------------------------------- batches and modes
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode inside the block; each one's own flag restored after, also on an exception."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """model(inputs), a tuple or list being positional arguments and a mapping keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def map_tensors(function: Callable[[Tensor], Any], inputs: Any) -> Any:
+    """The same structure with the function applied to each of its tensors."""
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    if isinstance(inputs, Mapping):
+        return {key: map_tensors(function, value) for key, value in inputs.items()}
+    if isinstance(inputs, (tuple, list)):
+        return tuple(map_tensors(function, value) for value in inputs)
+    return inputs
+
+
+def batch_size(inputs: Any) -> int:
+    """The common first dimension of the tensors in a batch. Raises ValueError if there is none."""
+    sizes: set[int] = set()
+    map_tensors(lambda t: sizes.add(t.shape[0] if t.ndim else -1), inputs)
+    if len(sizes) != 1 or -1 in sizes:
+        raise ValueError(f"a batch needs tensors with one common first dimension; got {sorted(sizes) or type(inputs)}")
+    return sizes.pop()
+
+
+# ---------------------------------------------------------------- per-example gradients
+
+
+class GradientSignals:
+    """Per-example gradients of `output` for batches of one model, in chunks of limited size.
+
+    `path` says how ("fast", "vmap" or "loop") once the first batch has come.
+    """
+
+    def __init__(self, parameters: ProtectedParameters, output: Output, chunk_bytes: int | None = None) -> None:
+        self.parameters = parameters
+        self.output = output
+        self.path: str | None = None
+        self.layers = find_layers(parameters)
+        if chunk_bytes is None:
+            chunk_bytes = (1 << 30) if parameters.device.type == "cuda" else (48 << 20)
+        self.chunk = max(1, chunk_bytes // (parameters.p * parameters.dtype.itemsize))
+
+    def chunks(self, inputs: Any, targets: Any) -> Iterator[Tensor]:
+        """The gradients of a batch as tensors (<= chunk, p), in the order of the examples."""
+        b = batch_size(inputs)
+        for start in range(0, b, self.chunk):
+            part = slice(start, start + self.chunk)
+            x, y = (map_tensors(lambda t: t[part], value) for value in (inputs, targets))  # noqa: B023
+            with evaluating(self.parameters.model):
+                yield self._gradients(x, y)
+
+    def total(self, inputs: Any, targets: Any) -> list[Tensor | None]:
+        """The gradients of the sum of all outputs, one tensor a parameter, by one ordinary backward pass."""
+        with evaluating(self.parameters.model), torch.enable_grad():
+            scalars = per_example(self.output, call(self.parameters.model, inputs), targets)
+            return list(torch.autograd.grad(scalars.sum(), self.parameters.tensors, allow_unused=True))
+
+    def _gradients(self, inputs: Any, targets: Any) -> Tensor:
+        if self.path is None:
+            self.path = self._choose(inputs, targets)
+        return _PATHS[self.path](self, inputs, targets)
+
+    def _choose(self, inputs: Any, targets: Any) -> str:
+        ends = slice(None, None, max(1, batch_size(inputs) - 1))
+        x, y = (map_tensors(lambda t: t[ends], value) for value in (inputs, targets))
+        slow, expected = "vmap", None
+        try:
+            expected = _by_vmap(self, x, y)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            slow, expected = "loop", _by_loop(self, x, y)
+            reason = str(error).splitlines()[0][:160]
+        covered = sum(
+            layer.weight.numel() + (layer.bias.numel() if layer.bias is not None else 0) for layer in self.layers
+        )
+        if covered == self.parameters.p and all(layer.kind != "embedding" for layer in self.layers):
+            found = _fast(self, x, y)
+            if found is not None and _agree(found, expected, self.parameters):
+                return "fast"
+        if slow == "loop":
+            warnings.warn(
+                f"torch.func cannot vectorise this model ({reason}); its per-example gradients are taken one example "
+                "at a time, which is slower",
+                ProtectionWarning,
+                stacklevel=2,
+            )
+        return slow
+
+
+def _agree(found: Tensor, expected: Tensor, parameters: ProtectedParameters) -> bool:
+    coarse = any(t.dtype.itemsize < 4 for t in parameters.tensors)
+    error = (found - expected).norm() / expected.norm().clamp_min(torch.finfo(expected.dtype).tiny)
+    return bool(error < (5e-2 if coarse else 1e-3))
+
+
+def _by_vmap(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
+    parameters, output = signals.parameters, signals.output
+    state = {name: t.detach() for name, t in parameters.model.named_parameters()}
+    buffers = dict(parameters.model.named_buffers())
+    chosen = {name: state.pop(name) for name in parameters.names}
+
+    def scalar(values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+        batch = map_tensors(lambda t: t.unsqueeze(0), x)
+        positional, keyword = ((), batch) if isinstance(batch, dict) else (batch, {})
+        everything = {**state, **buffers, **values}
+        result = functional_call(parameters.model, everything, positional, keyword)
+        return output(map_tensors_of_output(lambda t: t.squeeze(0), result), y)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # correct all the same
+        gradients = vmap(grad(scalar), in_dims=(None, 0, 0), randomness="error")(chosen, inputs, targets)
+    out = torch.empty(batch_size(inputs), parameters.p, dtype=parameters.dtype, device=parameters.device)
+    for name, (_, place) in zip(parameters.names, parameters.slices(), strict=True):
+        out[:, place] = gradients[name].reshape(len(out), -1)
+    return out
+
+
+def map_tensors_of_output(function: Callable[[Tensor], Tensor], output: Any) -> Any:
+    """Like `map_tensors` for what a model returned; an object of another kind is reduced to its logits."""
+    if isinstance(output, (Tensor, Mapping, tuple, list)):
+        return map_tensors(function, output)
+    return function(logits_of(output))
+
+
+def _by_loop(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
+    parameters, b = signals.parameters, batch_size(inputs)
+    out = torch.empty(b, parameters.p, dtype=parameters.dtype, device=parameters.device)
+    for i in range(b):
+        x, y = (map_tensors(lambda t: t[i : i + 1], value) for value in (inputs, targets))  # noqa: B023
+        with torch.enable_grad():
+            scalar = per_example(signals.output, call(parameters.model, x), y).sum()
+            gradients = torch.autograd.grad(scalar, parameters.tensors, allow_unused=True)
+        parameters.flatten(gradients, out=out[i])
+    return out
+
+
+def _by_layers(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
+    found = _fast(signals, inputs, targets)
+    if found is None:
+        signals.path = "vmap"
+        return _by_vmap(signals, inputs, targets)
+    return found
+
+
+def _fast(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor | None:
+    """Gradients from the inputs a and sensitivities δ of each layer: δ aᵀ summed over an example's positions.
+
+    None where the uses do not have the batch as their first dimension.
+    """
+    parameters, b = signals.parameters, batch_size(inputs)
+    output, uses = record(signals.layers, lambda: call(parameters.model, inputs))
+    scalars = per_example(signals.output, output, targets)
+    if any(len(use.input) != b or use.first for use in uses):
+        return None
+    deltas = torch.autograd.grad(scalars.sum(), [use.edge for use in uses], allow_unused=True)
+    out = torch.zeros(b, parameters.p, dtype=parameters.dtype, device=parameters.device)
+    places = {id(t): (place, t.shape) for t, place in parameters.slices()}
+    for use, delta in zip(uses, deltas, strict=True):
+        if delta is None:
+            continue
+        layer = use.layer
+        a, d, groups = use.input, delta, 1
+        if layer.kind == "conv":
+            groups = use.options["groups"]
+            a = patches(use.input, **use.options)
+            d = delta.flatten(2).transpose(1, 2).reshape(b, a.shape[1], groups, -1)
+        # (b, positions, groups, fan) → for each example and group, the sum of outer products over positions
+        a = a.to(out.dtype).reshape(b, -1, groups, layer.fan_in).transpose(1, 2)
+        d = d.to(out.dtype).reshape(b, -1, groups, layer.fan_out // groups).transpose(1, 2)
+        place, _ = places[id(layer.weight)]
+        target = out[:, place].view(b, groups, layer.fan_out // groups, layer.fan_in)
+        if a.shape[2] == 1:
+            target.addcmul_(d.transpose(2, 3), a)
+        else:
+            target += d.transpose(2, 3) @ a
+        if layer.bias is not None:
+            out[:, places[id(layer.bias)][0]] += d.sum(2).reshape(b, -1)
+    return out
+
+
+_PATHS: dict[str, Callable[[GradientSignals, Any, Any], Tensor]] = {
+    "fast": _by_layers,
+    "vmap": _by_vmap,
+    "loop": _by_loop,
+}
+
+
+def per_example(function: Output, output: Any, targets: Any) -> Tensor:
+    """The scalar of every example (b,), from the outputs of a batch."""
+    if function is every_logit:
+        return logits_of(output).flatten(1).sum(1)
+    plain = output if isinstance(output, (Tensor, Mapping, tuple, list)) else logits_of(output)
+    try:
+        return vmap(function)(plain, targets)
+    except RuntimeError:
+        b = batch_size(plain)
+        pairs = ([map_tensors(lambda t: t[i], value) for value in (plain, targets)] for i in range(b))  # noqa: B023
+        return torch.stack([function(o, t).reshape(()) for o, t in pairs])
+
+
+def per_example_gradients(
+    model: nn.Module, inputs: Any, targets: Any, *, parameters: Selection = None, output: Output = true_logit
+) -> Tensor:
+    """The gradient of each example's scalar `output` with respect to the selected parameters, as rows (b, p).
+
+    >>> model = nn.Linear(2, 3, bias=False)
+    >>> per_example_gradients(model, torch.tensor([[1.0, 2.0]]), torch.tensor([1]))
+    tensor([[0., 0., 1., 2., 0., 0.]])
+    """
+    signals = GradientSignals(ProtectedParameters(model, parameters), output)
+    return torch.cat(list(signals.chunks(inputs, targets)))
+
+
+# ---------------------------------------------------------------- layer signals
+
+
+def layer_signals(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any = None,
+    *,
+    output: Output = every_logit,
+    parameters: Selection = None,
+    seed: int = 0,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """{layer: (inputs (rows, fan-in + 1 for a bias), sensitivities (rows, fan-out))} of a batch.
+
+    A sequence or an image gives several rows an example, an embedding one row of token counts an example; the
+    sensitivities have a row for every position and every logit (or random combination of logits, see `deltas_of`).
+
+    >>> signals = layer_signals(nn.Linear(2, 3), torch.ones(4, 2))
+    >>> [tuple(rows.shape) for rows in signals[""]]
+    [(4, 3), (12, 3)]
+    """
+    chosen = ProtectedParameters(model, parameters)
+    with evaluating(model):
+        uses, deltas = read_layers(model, find_layers(chosen), inputs, targets, output, seed)
+    dtype = chosen.dtype
+    rows: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+    for i, use in enumerate(uses):
+        a, d = rows.setdefault(use.layer.name, ([], []))
+        a.append(input_rows(use, dtype))
+        d.extend(sensitivity_rows(use, delta[i], dtype) for delta in deltas if delta[i] is not None)
+    empty = {use.layer.name: torch.zeros(0, use.layer.fan_out, dtype=dtype) for use in uses}
+    return {name: (torch.cat(a), torch.cat(d) if d else empty[name]) for name, (a, d) in rows.items()}
+
+
+def read_layers(
+    model: nn.Module,
+    layers: Sequence[Layer],
+    inputs: Any,
+    targets: Any,
+    output: Output,
+    seed: int,
+    backward: bool = True,
+) -> tuple[list[Use], list[Sequence[Tensor]]]:
+    """One forward pass, and the backward passes for the sensitivities: (uses, for each scalar a δ for every use)."""
+    result, uses = record(layers, lambda: call(model, inputs))
+    if not backward or not uses:
+        return uses, []
+    return uses, deltas_of(result, targets, [use.edge for use in uses], output, seed)
+
+
+def deltas_of(result: Any, targets: Any, edges: Sequence[Any], output: Output, seed: int) -> list[Sequence[Tensor]]:
+    """The gradients of the outputs with respect to every edge, one list for each backward pass.
+
+    For `every_logit`: each logit in turn, or, when an example has more than EVERY_LOGIT_UP_TO, COMBINATIONS random
+    combinations Σ_c ±logit_c / √COMBINATIONS, whose second moment has that of all logits as its expectation.
+    """
+    if output is not every_logit:
+        scalars = [per_example(output, result, targets).sum()]
+    else:
+        logits = logits_of(result).flatten(1)
+        if logits.shape[1] <= EVERY_LOGIT_UP_TO:
+            scalars = list(logits.sum(0))
+        else:
+            scalars = [(logits * signs).sum() for signs in sign_rows(logits, COMBINATIONS, seed)]
+    return [
+        torch.autograd.grad(scalar, edges, retain_graph=i + 1 < len(scalars), allow_unused=True)
+        for i, scalar in enumerate(scalars)
+    ]
+
+
+def sign_rows(logits: Tensor, count: int, seed: int) -> Iterator[Tensor]:
+    """`count` tensors of ±1/√count shaped like the logits, the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        signs = torch.randint(0, 2, logits.shape, generator=generator, dtype=torch.int8)
+        yield (signs * 2 - 1).to(device=logits.device, dtype=logits.dtype) * count**-0.5

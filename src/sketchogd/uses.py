@@ -1,0 +1,222 @@
+"""Which layers a model has, and how one forward pass used their weights.
+
+A layer is a weight matrix W (fan-out, fan-in), with its bias, that multiplies input rows a: Linear, Conv1d and Conv2d
+(rows are patches), Embedding (rows are one-hot tokens), the projections inside MultiheadAttention. `record` watches
+the functions that layers call (linear, conv, embedding), not the modules, so a weight that is used several times, or
+by a functional call, is seen each time.
+"""
+
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+from .parameters import ProtectedParameters
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A protected weight (fan-out, fan-in) and, where it is protected too, its bias, seen as one more input of 1.
+
+    For an Embedding the fan-in is the number of tokens, and its weight is stored as (fan-in, fan-out).
+    """
+
+    name: str
+    kind: str
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    fan_in: int
+    fan_out: int
+
+    @property
+    def width(self) -> int:
+        """Length of an input row: fan-in, and one for the bias."""
+        return self.fan_in + (self.bias is not None)
+
+
+@dataclass
+class Use:
+    """One call that multiplied a layer's weight: the input, and the place of its output in the autograd graph."""
+
+    layer: Layer
+    input: Tensor
+    edge: GradientEdge
+    first: int
+    """The first row of the weight that was used; attention with several inputs uses slices of one weight."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def find_layers(parameters: ProtectedParameters) -> list[Layer]:
+    """The layers of a model whose weights are protected, in module order.
+
+    A weight shared by layers of one kind is one layer. A weight shared by layers of different kinds (an embedding
+    tied to the output layer) has two roles, which no one layer describes, and is left out.
+    """
+    found: dict[int, Layer] = {}
+    conflicting: set[int] = set()
+    names = {id(t): name for t, name in zip(parameters.tensors, parameters.names, strict=True)}
+    for module in parameters.model.modules():
+        for kind, weight_name, bias_name in _weights_of(module):
+            weight, bias = module._parameters.get(weight_name), module._parameters.get(bias_name)
+            if weight is None or id(weight) not in names:
+                continue
+            fan_out, fan_in = len(weight), weight[0].numel()
+            if kind == "embedding":
+                fan_out, fan_in = fan_in, fan_out
+            name = names[id(weight)].removesuffix("weight").rstrip("._")
+            layer = Layer(name, kind, weight, bias if id(bias) in names else None, fan_in, fan_out)
+            previous = found.setdefault(id(weight), layer)
+            if (previous.kind, previous.bias) != (layer.kind, layer.bias):
+                conflicting.add(id(weight))
+    layers = [layer for key, layer in found.items() if key not in conflicting]
+    biases = [id(layer.bias) for layer in layers if layer.bias is not None]
+    # A bias tied to several weights belongs to none of them alone.
+    return [layer for layer in layers if layer.bias is None or biases.count(id(layer.bias)) == 1]
+
+
+def _weights_of(module: nn.Module) -> Iterable[tuple[str, str, str]]:
+    if isinstance(module, nn.Linear):
+        yield "linear", "weight", "bias"
+    elif isinstance(module, (nn.Conv1d, nn.Conv2d)):
+        yield "conv", "weight", "bias"
+    elif isinstance(module, nn.Embedding):
+        yield "embedding", "weight", ""
+    elif isinstance(module, nn.MultiheadAttention):
+        yield "linear", "in_proj_weight", "in_proj_bias"
+        for part in "qkv":
+            yield "linear", f"{part}_proj_weight", ""
+
+
+# Inside a function mode's handler the mode is off, and turning it on again for attention, a Python function that asks
+# whether a mode is on, would never end. The same code with that question answered "no" lets its linear calls be seen.
+_attention = types.FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**vars(F), "has_torch_function": lambda *_: False},
+    "attention",
+    F.multi_head_attention_forward.__defaults__,
+)
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, layers: Iterable[Layer]) -> None:
+        super().__init__()
+        self.layers = {id(layer.weight): layer for layer in layers}
+        self.uses: list[Use] = []
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            with self:
+                return _attention(*args, **kwargs)
+        result = func(*args, **kwargs)
+        read = _READERS.get(func)
+        if read is not None:
+            input, weight, options = read(*args, **kwargs)
+            layer, first = self._layer(weight)
+            if layer is not None and result.requires_grad:
+                self.uses.append(Use(layer, input.detach(), get_gradient_edge(result), first, options))
+        return result
+
+    def _layer(self, weight: Tensor) -> tuple[Layer | None, int]:
+        layer = self.layers.get(id(weight))
+        if layer is not None:
+            return layer, 0
+        base = weight._base
+        layer = None if base is None else self.layers.get(id(base))
+        if layer is None or weight.ndim != 2 or weight.shape[1] != layer.fan_in or not weight.is_contiguous():
+            return None, 0
+        return layer, weight.storage_offset() // layer.fan_in
+
+
+def _read_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    return input, weight, {}
+
+
+def _read_conv(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    options = {"kernel": weight.shape[2:], "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return input, weight, options
+
+
+def _read_embedding(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    return input, weight, {}
+
+
+_READERS: dict[Any, Callable[..., tuple[Tensor, Tensor, dict[str, Any]]]] = {
+    F.linear: _read_linear,
+    F.conv1d: _read_conv,
+    F.conv2d: _read_conv,
+    F.embedding: _read_embedding,
+}
+
+
+def record(layers: Iterable[Layer], forward: Callable[[], Any]) -> tuple[Any, list[Use]]:
+    """Run `forward` with gradients on and note every use of the layers' weights; returns its result and the uses."""
+    recorder = _Recorder(layers)
+    with torch.enable_grad(), recorder:
+        result = forward()
+    return result, recorder.uses
+
+
+# ---------------------------------------------------------------- a use as rows
+
+
+def input_rows(use: Use, dtype: torch.dtype) -> Tensor:
+    """The input as (positions, width) rows; for an embedding (examples, tokens) counts."""
+    layer = use.layer
+    if layer.kind == "embedding":
+        tokens = use.input.reshape(len(use.input), -1)
+        counts = torch.zeros(len(tokens), layer.fan_in, dtype=dtype, device=tokens.device)
+        return counts.scatter_add_(1, tokens, torch.ones_like(tokens, dtype=dtype))
+    rows = (use.input if layer.kind == "linear" else patches(use.input, **use.options)).reshape(-1, layer.fan_in)
+    if layer.bias is None:
+        return rows.to(dtype)
+    out = torch.ones(len(rows), layer.width, dtype=dtype, device=rows.device)
+    out[:, :-1] = rows
+    return out
+
+
+def sensitivity_rows(use: Use, delta: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient with respect to the output as (positions, fan-out) rows."""
+    if use.layer.kind == "conv":
+        delta = delta.movedim(1 if delta.ndim > len(use.options["kernel"]) + 1 else 0, -1)
+    rows = delta.reshape(-1, delta.shape[-1]).to(dtype)
+    missing = use.layer.fan_out - rows.shape[1]
+    return F.pad(rows, (use.first, missing - use.first)) if missing else rows
+
+
+def patches(input: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+    """The patches a convolution multiplies by its weight: (b, positions, groups, fan-in), positions row by row.
+
+    `padding` may be "same" or "valid"; a 1-d convolution is one with a height of 1.
+    """
+    n = len(kernel)
+    if input.ndim == n + 1:
+        input = input.unsqueeze(0)
+    kernel, stride, dilation = (_tuple(value, n) for value in (tuple(kernel), stride, dilation))
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        input = F.pad(input, [side for t in reversed(total) for side in (t // 2, t - t // 2)])
+    pad = _tuple(0 if isinstance(padding, str) else padding, n)
+    if n == 1:
+        input, kernel, stride, dilation, pad = input.unsqueeze(2), (1, *kernel), (1, *stride), (1, *dilation), (0, *pad)
+    columns = F.unfold(input, kernel, dilation=dilation, padding=pad, stride=stride)
+    b, width, positions = columns.shape
+    return columns.view(b, groups, width // groups, positions).permute(0, 3, 1, 2)
+
+
+def _tuple(value: Any, n: int) -> tuple[int, ...]:
+    return tuple(value) * (n if len(tuple(value)) == 1 else 1) if isinstance(value, (tuple, list)) else (value,) * n
