@@ -59,7 +59,7 @@ class UpdateProjection:
                 f"the optimizer does not hold {len(missing)} of the parameters to protect: {', '.join(missing[:5])}"
                 f"{', …' if len(missing) > 5 else ''}. Build the optimizer on all of them, or choose with parameters="
             )
-        taken = [name for name, t in pairs if id(t) in _guards and _guards[id(t)]() is not self]
+        taken = [name for name, t in pairs if _protector(t) not in (None, self)]
         if taken:
             raise ProtectionError(
                 f"parameter {taken[0]!r} is protected already; call detach() on the first protection, "
@@ -180,8 +180,17 @@ _warned: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 _global_handle: Any = None
 
 
+def _protector(parameter: Tensor) -> UpdateProjection | None:
+    """The living projection that protects this very tensor; an id alone may be that of a tensor long gone."""
+    reference = _guards.get(id(parameter))
+    projection = None if reference is None else reference()
+    return projection if projection is not None and parameter in projection.parameters else None
+
+
 def _guard(projection: UpdateProjection, optimizer: Optimizer) -> None:
     global _global_handle
+    for key in [key for key, reference in _guards.items() if reference() is None]:
+        del _guards[key]
     reference = weakref.ref(projection)
     for t in projection.parameters.tensors:
         _guards[id(t)] = reference
@@ -195,8 +204,7 @@ def _guard(projection: UpdateProjection, optimizer: Optimizer) -> None:
 def _unguard(projection: UpdateProjection, optimizer: Optimizer) -> None:
     global _global_handle
     for t in projection.parameters.tensors:
-        guard = _guards.get(id(t))
-        if guard is not None and guard() in (projection, None):
+        if _protector(t) is projection:
             del _guards[id(t)]
     if not _guards and _global_handle is not None:
         _global_handle.remove()
@@ -224,9 +232,8 @@ def _watch_other_optimizers(optimizer: Optimizer, args: Any, kwargs: Any) -> Non
         return
     for group in optimizer.param_groups:
         for p in group["params"]:
-            reference = _guards.get(id(p))
-            projection = None if reference is None else reference()
-            if projection is None or projection.optimizer is optimizer or p not in projection.parameters:
+            projection = _protector(p)
+            if projection is None or projection.optimizer is optimizer:
                 continue
             _warned.add(optimizer)
             warnings.warn(

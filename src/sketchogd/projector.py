@@ -64,7 +64,7 @@ class BasisProjector(Projector):
         return combination(self.basis, c, out=v)
 
 
-def soft_weights(products: Tensor, ridge: float, mean: Tensor, least: Tensor | float = 0.0) -> Tensor:
+def soft_weights(products: Tensor, ridge: float, mean: float, least: Tensor | float = 0.0) -> Tensor:
     """α = λ / (λ + ridge · mean), zero where λ <= 0 or λ < least; ridge = 0 gives α ∈ {0, 1}."""
     kept = (products > 0) & (products >= least)
     return torch.where(kept, products / (products + ridge * mean).clamp_min(torch.finfo(products.dtype).tiny), 0.0)
@@ -87,7 +87,9 @@ class LayerProjector:
 
     `inputs` is V_a (r, width) with eigenvalues `input_values`; None stands for the identity (an embedding, whose
     eigenvalues are its token counts). `outputs` is V_δ (s, fan-out); None protects every output direction.
-    α_ij = λδ_i λa_j / (λδ_i λa_j + ridge · mean), with `energy` < 1 only the largest products that hold this share.
+    α_ij = λδ_i λa_j / (λδ_i λa_j + ridge · mean), where `mean` is that of all products, kept or not: tr(Σ a aᵀ) tr(Σ δ δᵀ)
+    over the number of entries, so that a ridge means the same at every rank. With `energy` < 1 only the largest
+    products that hold this share count.
     """
 
     inputs: Tensor | None
@@ -95,13 +97,16 @@ class LayerProjector:
     outputs: Tensor | None
     output_values: Tensor | None
     ridge: float
+    mean: float
     energy: float = 1.0
 
     @cached_property
-    def _scale(self) -> tuple[Tensor, Tensor]:
+    def _scale(self) -> tuple[float, Tensor]:
+        """The mean and the threshold, relative to the largest product as `_products` is."""
         products = self._products()
+        largest = float(self.input_values.max()) * (1.0 if self.output_values is None else float(self.output_values.max()))
         least = energy_threshold(products, self.energy) if self.energy < 1.0 else products.new_zeros(())
-        return products.mean(), least
+        return self.mean / largest, least
 
     def _products(self) -> Tensor:
         """λδ_i λa_j as (s, r), or (1, r) when every output direction is protected, relative to the largest."""

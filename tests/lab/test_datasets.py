@@ -257,6 +257,11 @@ def test_other_pickles_are_refused(data: bytes, tmp_path: Path, monkeypatch: pyt
     assert not list(tmp_path.iterdir())
 
 
+def test_arrays_of_other_kinds_are_refused_by_the_unpickler() -> None:
+    with pytest.raises(DataError, match="unsigned bytes"):
+        fileformats.read_cifar_batch(Python2Pickle.dumps(np.zeros(2, np.float64)))
+
+
 def write_parts(folder: Path, parts: int, train_each: int, test_each: int) -> tuple[np.ndarray, np.ndarray]:
     """Parts as they are made by hand: uint8 arrays with channels last, classes in order, an even share a part."""
     per_part = -(-100 // parts)
@@ -299,7 +304,8 @@ def test_cifar_parts_load_and_must_be_complete(tmp_path: Path, monkeypatch: pyte
         datasets.load("cifar100", tmp_path)
 
 
-def test_parts_with_objects_or_other_shapes_are_refused(tmp_path: Path) -> None:
+def test_parts_with_objects_or_other_shapes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     good = {"x_train": np.zeros((1, 4, 4, 3), np.uint8), "y_train": np.zeros(1, np.uint8)}
     good |= {"x_test": good["x_train"], "y_test": good["y_train"]}
     bad = [
@@ -315,6 +321,7 @@ def test_parts_with_objects_or_other_shapes_are_refused(tmp_path: Path) -> None:
         np.savez(path, **(good | change))
         with pytest.raises(DataError):
             fileformats.read_parts([path])
+        assert list(tmp_path.iterdir()) == [path]  # no pickle was run
     np.savez(path, **good)
     fileformats.read_parts([path])
     path.write_bytes(path.read_bytes()[:-30])

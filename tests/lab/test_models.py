@@ -40,7 +40,7 @@ def test_the_lenet_is_the_papers() -> None:
 
 
 def test_the_lenet_computes_what_its_docstring_says() -> None:
-    model = models.LeNet(heads=2, seed=1).eval()
+    model = models.LeNet(heads=2, seed=1).train()  # batch statistics, so that the order of norm and ReLU shows
     layers = nn.Sequential(
         model.conv1, model.conv1_norm, nn.ReLU(), nn.MaxPool2d(2),
         model.conv2, model.conv2_norm, nn.ReLU(), nn.MaxPool2d(2),

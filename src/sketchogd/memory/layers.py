@@ -268,7 +268,7 @@ class LayerSketch(Memory):
             rest_indices = tuple(index[id(t)] for t in self.rest_parameters.tensors)
             values, B = self.rest_sketch.spectrum()
             if len(values):
-                alpha = soft_weights(values, self.ridge, values.mean()).to(B.dtype)
+                alpha = soft_weights(values, self.ridge, self.rest_sketch.energy / self.rest_parameters.p).to(B.dtype)
                 rest = BasisProjector(B, None if self.ridge == 0 else alpha)
         return LayersProjector(self.parameters, layers, places, rest, rest_indices)
 
@@ -281,7 +281,10 @@ class LayerSketch(Memory):
         output_values, V_d = (None, None) if pair.outputs is None else pair.outputs.spectrum()
         if not bool((input_values > 0).any()) or (output_values is not None and not bool((output_values > 0).any())):
             return None
-        return LayerProjector(V_a, input_values, V_d, output_values, self.ridge, self.energy)
+        mean = (float(pair.counts.sum()) if pair.inputs is None else pair.inputs.energy) / pair.layer.width
+        if pair.outputs is not None:
+            mean *= pair.outputs.energy / pair.layer.fan_out
+        return LayerProjector(V_a, input_values, V_d, output_values, self.ridge, mean, self.energy)
 
     # ---------------------------------------------------------------- bytes and state
 

@@ -1,0 +1,195 @@
+"""Which sketch makes the most of a memory, from the spectrum of the gradients.
+
+Three candidates compete, each of the largest rank that fits: methods 1, 2 and 3. Their expected errors are functions of
+the singular values alone (`bounds`). Where test matrices are not stored, method 2 has the rank of method 1 and so the
+smaller error. Where they are stored, as in the paper, it has half the rank, and the spectrum decides: a strong head over
+a flat tail is for method 2, a flat or an evenly falling spectrum for method 1. With k = l, method 3 has the span of
+method 2 with k + l rows, in the same memory.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..sketch import GradientSketch, ProductSketch, Sketch, SymmetricSketch
+from ..testmatrix import TestMatrix, named_test_matrix
+from .bounds import (
+    Bound,
+    bound_gradient_sketch,
+    bound_product_sketch,
+    expected_gradient_sketch,
+    expected_product_sketch,
+)
+from .metric import singular_values as singular_values_of
+from .metric import stable_rank
+
+NEGLIGIBLE = 1e-6
+"""Shares of the energy below this count as equal: no training would show them."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One sketch that fits, with the share of the energy it is expected to leave out and the bound on that share."""
+
+    kind: str
+    """Name in the registry of sketches: "gradient", "product" or "symmetric"."""
+    rank: int
+    """k; a symmetric sketch has the same corank."""
+    expected_error: float
+    bound: float
+    gamma: int
+    """Where the bound splits the spectrum."""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The best candidate, why, and the others."""
+
+    kind: str
+    rank: int
+    expected_error: float
+    """Estimate of E[E_G(B)] / ‖G‖²."""
+    bound: float
+    """Upper bound of the same, for Gaussian test matrices."""
+    reason: str
+    candidates: tuple[Candidate, ...]
+    """All that fit, best first."""
+    test_matrix: TestMatrix
+
+    def sketch(self, seed: int = 0) -> Sketch:
+        """The recommended sketch, unbound."""
+        if self.kind == "gradient":
+            return GradientSketch(self.rank, seed=seed)
+        if self.kind == "product":
+            return ProductSketch(self.rank, seed=seed, test_matrix=self.test_matrix)
+        return SymmetricSketch(self.rank, self.rank, seed=seed, test_matrix=self.test_matrix)
+
+
+def recommend(
+    spectrum: Tensor,
+    nbytes: int | None = None,
+    *,
+    vectors: int | None = None,
+    d: int | None = None,
+    test_matrix: str | TestMatrix = "sparse",
+) -> Recommendation:
+    """The sketch with the smallest expected error that fits into `nbytes`, or into `vectors` rows of length d.
+
+    spectrum: singular values (m,), or gradients (n, d) to take them from. `nbytes` needs d, and counts all that
+    `Sketch.cost` counts; `vectors` counts sketch rows and stored test matrices only, as the paper does.
+    `test_matrix=so.Gaussian(stored=True)` is the paper's accounting. A tie goes to the product sketch.
+    Raises ValueError unless exactly one budget is given and a sketch of rank 1 fits.
+
+    >>> import torch
+    >>> from sketchogd.testmatrix import Gaussian
+    >>> flat, step = torch.ones(110), torch.tensor([10.0] * 10 + [1.4] * 100)
+    >>> recommend(flat, vectors=30).kind, recommend(step, vectors=30).kind
+    ('product', 'product')
+    >>> paper = Gaussian(stored=True)
+    >>> recommend(flat, vectors=30, test_matrix=paper).kind, recommend(step, vectors=30, test_matrix=paper).kind
+    ('gradient', 'product')
+    """
+    if spectrum.ndim == 2:
+        if d is not None and d != spectrum.shape[1]:
+            raise ValueError(f"the gradients have length {spectrum.shape[1]}, but d={d} was given")
+        d = spectrum.shape[1]
+        spectrum = singular_values_of(spectrum)
+    if (nbytes is None) == (vectors is None):
+        raise ValueError(f"give exactly one of nbytes and vectors; got nbytes={nbytes}, vectors={vectors}")
+    matrix = named_test_matrix(test_matrix)
+    ranks = _ranks_in_vectors(vectors, d, matrix) if vectors is not None else _ranks_in_bytes(nbytes, d, matrix)
+    # A tie goes to the method that comes first here.
+    order = {"product": 0, "gradient": 1, "symmetric": 2}
+    found = sorted(
+        (_candidate(kind, rank, spectrum) for kind, rank in ranks.items()),
+        key=lambda c: (float(f"{max(c.expected_error, NEGLIGIBLE):.6g}"), order[c.kind]),
+    )
+    best = found[0]
+    return Recommendation(
+        best.kind, best.rank, best.expected_error, best.bound, _reason(found, spectrum), tuple(found), matrix
+    )
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def _ranks_in_vectors(vectors: int, d: int | None, matrix: TestMatrix) -> dict[str, int]:
+    """Largest ranks when a sketch row and a stored test vector count one each."""
+    if vectors < 1:
+        raise ValueError(f"a sketch needs at least one vector; got {vectors}")
+    stored = 1 + (matrix.cost(1, 1, 1) > 0)
+    sizes = {"gradient": vectors, "product": vectors // stored, "symmetric": vectors // (2 * stored)}
+    return {kind: rank if d is None else min(rank, d) for kind, rank in sizes.items() if rank}
+
+
+def _ranks_in_bytes(nbytes: int | None, d: int | None, matrix: TestMatrix) -> dict[str, int]:
+    """Largest ranks by `Sketch.from_budget`; a kind that does not fit is left out."""
+    if d is None or nbytes is None:
+        raise ValueError("a budget in bytes needs d, the length of a gradient")
+    makers: dict[str, tuple[Any, dict[str, Any]]] = {
+        "gradient": (GradientSketch, {}),
+        "product": (ProductSketch, {"test_matrix": matrix}),
+        "symmetric": (SymmetricSketch, {"test_matrix": matrix}),
+    }
+    ranks, smallest = {}, []
+    for kind, (maker, settings) in makers.items():
+        try:
+            ranks[kind] = maker.from_budget(nbytes, d, **settings).rank
+        except ValueError as error:
+            smallest.append(str(error))
+    if not ranks:
+        raise ValueError(smallest[0])
+    return ranks
+
+
+# ---------------------------------------------------------------- errors and words
+
+
+def _candidate(kind: str, rank: int, spectrum: Tensor) -> Candidate:
+    # With k = l the symmetric basis is the span of Y and W together: a product sketch of rank 2k.
+    energy = float(spectrum.double().square().sum())
+    if kind == "gradient":
+        expected, bound = expected_gradient_sketch(spectrum, rank), bound_gradient_sketch(spectrum, rank)
+    else:
+        k = rank if kind == "product" else 2 * rank
+        expected = expected_product_sketch(spectrum, k)
+        # Both hold for a product sketch; see bound_nystrom.
+        bound = min(bound_product_sketch(spectrum, k), bound_gradient_sketch(spectrum, k), key=_value)
+    if energy == 0.0:
+        return Candidate(kind, rank, 0.0, 0.0, bound.gamma)
+    return Candidate(kind, rank, expected / energy, bound.value / energy, bound.gamma)
+
+
+def _value(bound: Bound) -> float:
+    return bound.value
+
+
+def _reason(found: list[Candidate], spectrum: Tensor) -> str:
+    best = found[0]
+    positive = int((spectrum > 0).sum())
+    words = [
+        f"A {best.kind} sketch of rank {best.rank} should leave out {_percent(best.expected_error)} of the energy of "
+        f"the gradients, at most {_percent(best.bound)} on average (the bound splits the spectrum after {best.gamma}).",
+        f"The gradients have {positive} directions and a stable rank of {stable_rank(spectrum):.1f}.",
+    ]
+    for other in found[1:]:
+        words.append(f"A {other.kind} sketch would have rank {other.rank} and leave {_percent(other.expected_error)}.")
+    ranks = {c.kind: c.rank for c in found}
+    if best.kind == "gradient" and ranks.get("product") == best.rank:
+        words.append(
+            "Squares of this spectrum span more orders than float32 holds, so a product sketch loses its tail."
+        )
+    elif best.kind == "gradient":
+        words.append("For this spectrum its larger rank is worth more than the sharper view of a product sketch.")
+    elif best.kind == "product" and ranks.get("gradient") == best.rank:
+        words.append(
+            "At the same rank a product sketch is never worse on average: it sees the squares of the spectrum."
+        )
+    elif best.kind == "product":
+        words.append("The head of this spectrum stands out from its tail, which makes up for the smaller rank.")
+    return " ".join(words)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

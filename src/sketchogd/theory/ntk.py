@@ -1,0 +1,162 @@
+"""Where projected gradient descent on a linear(ised) model ends, and how much it forgets on the way.
+
+The model is f(x, w) = f(x, w₀) + g(x)ᵀ(w − w₀). Task τ has gradients G (n, p), targets Y (n,) and the loss
+L(w) = (1/n) ‖f(X, w) − Y‖² + λ ‖w − w_prev‖², w_prev being where the task before ended. A step is
+w ← w − η T ∇L(w), T = I − BᵀB with the orthonormal rows B (r, p) of what the sketch held before the task.
+Letters: Δ = w* − w_prev (p,); Ỹ = Y − f(X, w_prev) (n,). Everything is computed in float64.
+
+These are statements about hard projectors. A soft one, T = I − Bᵀ diag(α) B with all α < 1, is invertible: T ∇L = 0
+then means ∇L = 0, and descent run to convergence ends at the *unprotected* solution, only later. What a soft projector
+protects, it protects during a limited number of steps.
+"""
+
+import copy
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+
+from ..signals import evaluating, logits_of
+
+
+def ntk_limit(G: Tensor, residuals: Tensor, B: Tensor | None = None, decay: float = 0.0) -> Tensor:
+    """Δ = T Gᵀ (G T Gᵀ + nλ I)⁻¹ Ỹ (p,) in float64: how far one task moves the weights in the end.
+
+    G (n, p) gradients, residuals Ỹ (n,), B (r, p) orthonormal rows (None projects nothing), decay λ >= 0. It minimises
+    L over w_prev + range T. For λ = 0 the inverse becomes a pseudoinverse: descent from w_prev stays in the range of
+    T Gᵀ, so that it finds the least-squares solution with the smallest ‖Δ‖.
+
+    >>> ntk_limit(torch.tensor([[1.0, 1.0]]), torch.tensor([2.0]), torch.tensor([[1.0, 0.0]]))
+    tensor([0., 2.], dtype=torch.float64)
+    """
+    if decay < 0:
+        raise ValueError(f"decay is a number >= 0; got {decay}")
+    if residuals.shape != (len(G),):
+        raise ValueError(f"expected residuals of shape ({len(G)},), got {tuple(residuals.shape)}")
+    projected = _projected(G, B)
+    # T is symmetric and T² = T, so that G T Gᵀ = (G T)(G T)ᵀ.
+    kernel = projected @ projected.T
+    if decay:
+        kernel.diagonal().add_(len(G) * decay)
+        return projected.T @ torch.linalg.solve(kernel, residuals.double())
+    return projected.T @ (torch.linalg.pinv(kernel, hermitian=True, rtol=1e-12) @ residuals.double())
+
+
+def ntk_path(
+    gradients: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    bases: Sequence[Tensor | None],
+    decay: float = 0.0,
+    outputs: Sequence[Tensor] | None = None,
+) -> list[Tensor]:
+    """[Δ_1, Δ_2, …], the displacement of each task in turn: Ỹ_τ = Y_τ − f(X_τ, w₀) − G_τ (Δ_1 + … + Δ_τ−1).
+
+    gradients G_τ (n_τ, p), targets Y_τ (n_τ,), bases B_τ as they stand before task τ, outputs f(X_τ, w₀) (default 0).
+    """
+    if not len(gradients) == len(targets) == len(bases):
+        raise ValueError(f"{len(gradients)} gradients, {len(targets)} targets and {len(bases)} bases: one each a task")
+    moved = torch.zeros(gradients[0].shape[1], dtype=torch.float64, device=gradients[0].device)
+    path: list[Tensor] = []
+    for t, (G, Y, B) in enumerate(zip(gradients, targets, bases, strict=True)):
+        start = G.double() @ moved
+        residuals = Y.double() - start - (0.0 if outputs is None else outputs[t].double())
+        path.append(ntk_limit(G, residuals, B, decay))
+        moved = moved + path[-1]
+    return path
+
+
+def step_size_limit(G: Tensor, B: Tensor | None = None, decay: float = 0.0) -> float:
+    """1 / λ_max(T (GᵀG/n + λI)): descent converges for every 0 < η below it and diverges above.
+
+    T A is not symmetric, but it has the eigenvalues of T A T, which are real: λ_max = ‖G T‖₂²/n + λ. Descent multiplies
+    the distance to the limit by I − 2ηTA (the loss has no factor ½), which on the range of T has the eigenvalues
+    1 − 2ηλ_i, inside (−1, 1) just when η < 1/λ_max. On the span of B its eigenvalues are 1 for every η; the iterates
+    never have a component there. inf where nothing can move.
+
+    >>> step_size_limit(torch.tensor([[2.0, 0.0]]), decay=1.0)
+    0.2
+    """
+    projected = _projected(G, B)
+    if B is not None and len(B) >= G.shape[1]:
+        return math.inf
+    largest = float(torch.linalg.matrix_norm(projected, ord=2)) ** 2 / len(G) + decay
+    return 1 / largest if largest else math.inf
+
+
+def forgetting(G: Tensor, displacements: Tensor | Iterable[Tensor]) -> float:
+    """CF = ‖Σ_τ G Δ_τ‖²: the squared change of the outputs of a task with gradients G (n, p) after later tasks.
+
+    `displacements`: the Δ_τ of the tasks after it, as rows (t, p) or one by one; a single (p,) is their sum.
+
+    >>> forgetting(torch.tensor([[1.0, 0.0]]), [torch.tensor([1.0, 5.0]), torch.tensor([2.0, 0.0])])
+    9.0
+    """
+    if isinstance(displacements, Tensor):
+        displacements = [displacements] if displacements.ndim == 1 else list(displacements)
+    change = torch.zeros(len(G), dtype=torch.float64, device=G.device)
+    for displacement in displacements:
+        change += G.double() @ displacement.double()
+    return float(change.square().sum())
+
+
+def forgetting_bound(errors: Iterable[float], displacements: Iterable[Tensor]) -> float:
+    """CF <= (Σ_τ √E_τ ‖Δ_τ‖)² with E_τ = E_{G_1:τ−1}(B_τ), the reconstruction error before task τ.
+
+    Δ_τ = T_τ Δ_τ, so ‖G_S Δ_τ‖ <= ‖G_S T_τ‖_F ‖Δ_τ‖, and G_S is among the gradients that E_τ counts. It needs hard
+    projectors and any optimizer whose updates are projected; not that training has converged.
+    """
+    return sum(e**0.5 * float(d.double().norm()) for e, d in zip(errors, displacements, strict=True)) ** 2
+
+
+class Linearised(nn.Module):
+    """f(x, w₀) + J(x) (w − w₀): the first-order model around the weights that another one had; see `linearise`.
+
+    `model` is a copy whose parameters are w, and the buffers `origin_i` are w₀. Statistics are those of evaluation.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        self.names = [name for name, _ in self.model.named_parameters()]
+        for i, parameter in enumerate(self.model.parameters()):
+            self.register_buffer(f"origin_{i}", parameter.detach().clone())
+
+    def forward(self, *inputs: Any) -> Tensor:
+        """Outputs of the first-order model, shaped as those of the model."""
+        weights = dict(self.model.named_parameters())
+        origin = {name: self.get_buffer(f"origin_{i}") for i, name in enumerate(self.names)}
+        tangent = {name: weights[name] - origin[name] for name in self.names}
+
+        def output(values: dict[str, Tensor]) -> Tensor:
+            return logits_of(functional_call(self.model, values, inputs))
+
+        with evaluating(self.model):
+            expansion = jvp(output, (origin,), (tangent,))
+        return expansion[0] + expansion[1]
+
+
+def linearise(model: nn.Module) -> Linearised:
+    """The model of first order around the present weights, as a module with the same parameters under `model.`.
+
+    Its gradients with respect to the weights are those of `model` now, and stay so however it is trained: what the
+    limits above speak of. It can be trained, protected and remembered like any model. `model` itself is not touched.
+
+    >>> linear = linearise(nn.Linear(2, 1))
+    >>> sorted(name for name, _ in linear.named_parameters())
+    ['model.bias', 'model.weight']
+    """
+    return Linearised(model)
+
+
+def _projected(G: Tensor, B: Tensor | None) -> Tensor:
+    """G T (n, p) in float64."""
+    G = G.double()
+    if B is None or len(B) == 0:
+        return G
+    if B.shape[1] != G.shape[1]:
+        raise ValueError(f"gradients of length {G.shape[1]} do not fit a basis of shape {tuple(B.shape)}")
+    B = B.double()
+    return G - (G @ B.T) @ B
