@@ -1,6 +1,7 @@
 """Five tasks of two digits each, one head, a plain training loop: with and without protection.
 
-The network sees (0, 1), then (2, 3), … and is asked about all of them at the end. Run it: python examples/split_mnist.py
+The network sees (0, 1), then (2, 3), … and is asked about all of them at the end.
+Run it: python examples/split_mnist.py
 """
 
 import argparse

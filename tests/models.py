@@ -58,7 +58,13 @@ def cnn():
 
 def resnet():
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), Block(8), nn.MaxPool2d(2), Block(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+        nn.Conv2d(3, 8, 3, padding=1),
+        Block(8),
+        nn.MaxPool2d(2),
+        Block(8),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
     )
 
 

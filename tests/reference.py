@@ -52,7 +52,11 @@ def gradients_by_loop(model, inputs, targets, output, tensors) -> torch.Tensor:
     for i in range(len(inputs)):
         scalar = output(model(inputs[i : i + 1])[0], targets[i])
         found = torch.autograd.grad(scalar, tensors, allow_unused=True)
-        rows.append(torch.cat([(torch.zeros_like(t) if g is None else g).flatten() for g, t in zip(found, tensors, strict=True)]))
+        rows.append(
+            torch.cat(
+                [(torch.zeros_like(t) if g is None else g).flatten() for g, t in zip(found, tensors, strict=True)]
+            )
+        )
     return torch.stack(rows)
 
 

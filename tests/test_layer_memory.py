@@ -97,11 +97,12 @@ def test_hard_full_rank_inputs_only_keeps_pre_activations(optimizer):
         protection.remember([old])
         if not protected:
             protection.detach()
-        signals = {n: s for n, s in so.layer_signals(model, old).items()}
+        signals = dict(so.layer_signals(model, old).items())
         weights = {
-            n: torch.cat([model.get_submodule(n).weight, model.get_submodule(n).bias[:, None]], 1).detach() for n in signals
+            n: torch.cat([model.get_submodule(n).weight, model.get_submodule(n).bias[:, None]], 1).detach()
+            for n in signals
         }
-        for i in range(40):
+        for _i in range(40):
             step.zero_grad()
             nn.functional.cross_entropy(model(new), torch.arange(64) % 4).backward()
             step.step()
@@ -172,7 +173,9 @@ def test_energy_threshold_keeps_the_largest_products():
 
 def test_merging_layer_memories_is_observing_both():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(9, 40), nn.Flatten(), nn.Linear(80, 30), nn.LayerNorm(30), nn.ReLU(), nn.Linear(30, 3))
+    model = nn.Sequential(
+        nn.Embedding(9, 40), nn.Flatten(), nn.Linear(80, 30), nn.LayerNorm(30), nn.ReLU(), nn.Linear(30, 3)
+    )
     x = torch.randint(0, 9, (60, 2))
     a, b, both = (so.LayerSketch(rank=16, ridge=0.1) for _ in range(3))
     bound(a, model, x[:30]), bound(b, model, x[30:])

@@ -73,7 +73,7 @@ def test_flatten_and_unflatten_with_mixed_dtypes():
 
 def test_errors_say_what_to_do():
     model = nn.Sequential(nn.Linear(2, 3))
-    with pytest.raises(ValueError, match="matches 'head'; it has 0.weight"):
+    with pytest.raises(ValueError, match=r"matches 'head'; it has 0\.weight"):
         ProtectedParameters(model, "head")
     with pytest.raises(ValueError, match="no parameter to protect"):
         ProtectedParameters(model, lambda name, p: False)

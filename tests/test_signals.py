@@ -15,7 +15,9 @@ SLOW = {"gru": "loop", "transformer": "vmap", "cnn": "vmap", "resnet": "vmap", "
 
 @pytest.mark.filterwarnings("ignore:torch.func cannot")
 @pytest.mark.parametrize("kind", models.MODELS)
-@pytest.mark.parametrize("output", [so.true_logit, so.log_likelihood, lambda o, t: (o * o).sum()], ids=["true", "log", "own"])
+@pytest.mark.parametrize(
+    "output", [so.true_logit, so.log_likelihood, lambda o, t: (o * o).sum()], ids=["true", "log", "own"]
+)
 def test_gradients_are_those_of_a_loop(kind, output):
     model, x, y = models.make(kind, n=9)
     chosen = ProtectedParameters(model)
@@ -71,6 +73,19 @@ def test_a_fast_path_that_would_be_wrong_is_not_taken():
     rows = next(found.chunks(torch.randn(3, 4), torch.tensor([0, 1, 1])))
     assert found.path == "vmap"
     assert rows.shape == (3, 37)
+
+
+def test_layers_that_are_never_called_leave_the_general_path():
+    class Direct(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 2, bias=False)
+
+        def forward(self, x):
+            return x @ self.linear.weight.T
+
+    rows = so.per_example_gradients(Direct(), torch.ones(2, 3), torch.tensor([0, 1]))
+    assert rows.tolist() == [[1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]]
 
 
 def test_a_loop_is_announced_once():
@@ -191,7 +206,9 @@ def test_one_dimensional_convolutions():
     x = torch.randn(5, 3, 9)
     a, d = so.layer_signals(conv, x)[""]
     rows = a.view(5, 5, -1)
-    assert torch.allclose((rows @ torch.cat([conv.weight.flatten(1), conv.bias[:, None]], 1).T).transpose(1, 2), conv(x), atol=1e-6)
+    assert torch.allclose(
+        (rows @ torch.cat([conv.weight.flatten(1), conv.bias[:, None]], 1).T).transpose(1, 2), conv(x), atol=1e-6
+    )
     assert d.shape[1] == 4
 
 

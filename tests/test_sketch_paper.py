@@ -84,7 +84,10 @@ def test_sketches_that_must_not_be_merged():
     b.observe(gradients())
     with pytest.raises(ValueError, match="independent"):
         a.merge(b)
-    for x, y in [(so.ProductSketch(5, seed=1), so.ProductSketch(5, seed=2)), (so.ProductSketch(5), so.ProductSketch(6))]:
+    for x, y in [
+        (so.ProductSketch(5, seed=1), so.ProductSketch(5, seed=2)),
+        (so.ProductSketch(5), so.ProductSketch(6)),
+    ]:
         with pytest.raises(ValueError, match="same test matrix"):
             x.bind(D).merge(y.bind(D))
     with pytest.raises(ValueError, match="corank"):

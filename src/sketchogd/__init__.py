@@ -7,6 +7,7 @@ protection = so.protect(model, optimizer, budget="2MB")
 protection.remember(task)         # after each task
 """
 
+from . import theory
 from .budget import Ledger
 from .errors import NonFiniteError, ProtectionError, ProtectionWarning, StorageError
 from .memory import GradientMemory, LayerSketch, Memory
@@ -58,5 +59,6 @@ __all__ = [
     "log_likelihood",
     "per_example_gradients",
     "protect",
+    "theory",
     "true_logit",
 ]

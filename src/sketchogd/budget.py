@@ -44,8 +44,8 @@ def memory_for(budget: str | int, parameters: ProtectedParameters, copies: int, 
     def memory(rank: int) -> Memory:
         return LayerSketch(rank, seed=seed) if by_layer else GradientMemory(ProductSketch(rank, seed=seed))
 
-    widest = max([layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers])
-    limit = widest if by_layer else parameters.p
+    widths = [layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers]
+    limit = max(widths) if by_layer else parameters.p
     rank = largest_rank(lambda k: memory(k).cost(parameters) + copies <= nbytes, limit)
     if rank < min(SMALLEST_RANK, limit):
         needed = memory(min(SMALLEST_RANK, limit)).cost(parameters) + copies

@@ -10,8 +10,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 8 << 20
 """Bytes of one float64 block of columns."""
+
+WELL_CONDITIONED = 1e4
+"""Up to this condition number one pass in float64 leaves rows orthonormal to 1e-8."""
 
 RELATIVE_RANK = 5e-7
 """Singular values below this fraction of the largest are rounding of float32 rows, not directions."""
@@ -26,6 +29,11 @@ def column_blocks(rows: int, d: int, block_bytes: int = BLOCK_BYTES) -> Iterator
     width = max(1, block_bytes // (8 * max(1, rows)))
     for start in range(0, d, width):
         yield slice(start, min(start + width, d))
+
+
+def squared_norm(S: Tensor) -> float:
+    """‖S‖_F² in float64, without a copy in float64."""
+    return float(sum(S[:, block].double().square().sum() for block in column_blocks(*S.shape)))
 
 
 def gram(S: Tensor) -> Tensor:
@@ -60,22 +68,19 @@ def transform_(S: Tensor, T: Tensor) -> None:
     S[r:] = 0
 
 
-def polish_(B: Tensor) -> Tensor:
-    """Make nearly orthonormal rows orthonormal in place; returns C (r, r) in float64 with B_before = C B_after.
+def polish_(B: Tensor, T: Tensor) -> Tensor:
+    """Make the rows B = T S nearly orthonormal rows exactly so, in place; returns C (r, r) with B_before = C B_after.
 
-    The symmetric correction B <- (B Bᵀ)^(-1/2) B moves the rows as little as possible. B Bᵀ is close to I, so
-    products in B's own precision are exact enough once they are added up in float64.
+    The error of whitening is that of float64 times the squared condition number, ‖T‖ / (smallest row of T); where
+    that is below float32 rounding there is nothing to do and C = I. Otherwise the symmetric correction
+    B <- (B Bᵀ)^(-1/2) B moves the rows as little as possible.
     """
-    r, d = B.shape
-    K = torch.zeros(r, r, dtype=torch.float64, device=B.device)
-    for block in column_blocks(r, d):
-        X = B[:, block]
-        K += X @ X.T
-    values, U = torch.linalg.eigh((K + K.T) / 2)
+    sizes = T.norm(dim=1)
+    if len(sizes) == 0 or float(sizes.max() / sizes.min()) < WELL_CONDITIONED:
+        return torch.eye(len(B), dtype=torch.float64, device=B.device)
+    values, U = torch.linalg.eigh(gram(B))
     root = values.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
-    correction = ((U / root) @ U.T).to(B.dtype)
-    for block in column_blocks(r, d):
-        B[:, block] = correction @ B[:, block]
+    transform_(B, (U / root) @ U.T)
     return (U * root) @ U.T
 
 
@@ -92,7 +97,7 @@ def orthonormalise_(S: Tensor) -> Tensor:
     """
     T, R = whiten(gram(S))
     transform_(S, T)
-    return R @ polish_(S[: len(T)])
+    return R @ polish_(S[: len(T)], T)
 
 
 def orthonormal_coordinates(C: Tensor, relative_rank: float = RELATIVE_RANK) -> Tensor:
@@ -124,14 +129,22 @@ def nystrom(C: Tensor, R: Tensor, cutoff: float = 1e-7) -> tuple[Tensor, Tensor]
     return values.flip(0).clamp_min(0), Z.flip(1)
 
 
+SUM_WIDTH = 1024
+"""Columns that a float32 product adds up on a CPU before float64 takes over.
+
+A float32 sum over 100,000 terms is wrong by 1e-5; what is left of a projected update would then leak by as much.
+"""
+
+
 def coefficients(B: Tensor, v: Tensor) -> Tensor:
-    """B v (r,) in v's precision; a basis kept in fewer bits is widened one block at a time."""
-    if B.dtype == v.dtype:
-        return B @ v
-    c = torch.zeros(len(B), dtype=v.dtype, device=v.device)
-    for block in column_blocks(*B.shape):
+    """B v (r,) in v's precision, summed in float64 over blocks; a basis in fewer bits is widened block by block."""
+    if v.dtype == torch.float64 or (B.device.type == "cuda" and B.dtype == v.dtype):
+        return B.to(v.dtype) @ v
+    c = torch.zeros(len(B), dtype=torch.float64, device=v.device)
+    for start in range(0, len(v), SUM_WIDTH):
+        block = slice(start, start + SUM_WIDTH)
         c += B[:, block].to(v.dtype) @ v[block]
-    return c
+    return c.to(v.dtype)
 
 
 def combination(B: Tensor, c: Tensor, out: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from .parameters import ProtectedParameters
 from .projector import Projector
 
 _METER_EVERY = 100
+_TWICE_ABOVE = 3e-7
 
 
 class UpdateProjection:
@@ -39,6 +40,7 @@ class UpdateProjection:
         self.leak = 0.0
         self.reference: list[Tensor] | None = None
         self._projected = 0
+        self._twice = False
         self._handles: list[Any] = []
         self._optimizer: Optimizer | None = None
 
@@ -136,15 +138,28 @@ class UpdateProjection:
             self._remove(projector, self.parameters.flatten([t.grad for t in self.parameters.tensors]), subtract)
 
     def _remove(self, projector: Projector, v: Tensor, subtract: Callable[[Tensor], None]) -> None:
-        """Take A v off the weights or gradients; the meter looks now and then at what is left, A (v − A v)."""
+        """Take A v off the weights or gradients; the meter looks now and then at what is left, A (v − A v).
+
+        Rounding leaves a small part of v behind. Where the meter finds that this is a large part of what remains,
+        because most of v was protected, a second pass A (v − A v) takes it off, from then on at every step.
+        """
         self._projected += 1
         n = self._projected
         metered = n & (n - 1) == 0 or n % _METER_EVERY == 0
-        rest = v.clone() if metered else None
+        rest = v.clone() if metered or self._twice else None
         part = projector.protected_part_(v)
         subtract(part)
-        if rest is not None:
-            self.leak = max(self.leak, projector.leak(rest.sub_(part)))
+        if rest is None:
+            return
+        rest -= part
+        leak = projector.leak(rest) if metered else 0.0
+        if projector.hard and leak > _TWICE_ABOVE:
+            self._twice = True
+        if self._twice:
+            part = projector.protected_part_(v.copy_(rest))
+            subtract(part)
+            leak = projector.leak(rest.sub_(part)) if metered else 0.0
+        self.leak = max(self.leak, leak)
 
     def _copy_weights(self) -> None:
         if self.reference is None:
@@ -155,7 +170,7 @@ class UpdateProjection:
 
     def reset_meter(self) -> None:
         """Forget the leak measured so far; a new projector begins."""
-        self.leak, self._projected = 0.0, 0
+        self.leak, self._projected, self._twice = 0.0, 0, False
 
 
 def projects_gradients(optimizer: Optimizer, parameters: ProtectedParameters) -> bool:

@@ -27,6 +27,11 @@ class Projector(ABC):
     def empty(self) -> bool:
         """Whether A is zero, so that nothing needs to be done."""
 
+    @property
+    @abstractmethod
+    def hard(self) -> bool:
+        """Whether A² = A: what is left of a vector has no protected part."""
+
     def project_(self, v: Tensor) -> Tensor:
         """v − A v in the place of v (with one more vector for A v)."""
         return v.sub_(self.protected_part_(v.clone()))
@@ -53,6 +58,11 @@ class BasisProjector(Projector):
     def empty(self) -> bool:
         """Whether the basis has no rows."""
         return len(self.basis) == 0
+
+    @property
+    def hard(self) -> bool:
+        """Whether no direction is only shrunk."""
+        return self.alpha is None
 
     def protected_part_(self, v: Tensor) -> Tensor:
         """Bᵀ (α ∘ (B v))."""
@@ -104,7 +114,9 @@ class LayerProjector:
     def _scale(self) -> tuple[float, Tensor]:
         """The mean and the threshold, relative to the largest product as `_products` is."""
         products = self._products()
-        largest = float(self.input_values.max()) * (1.0 if self.output_values is None else float(self.output_values.max()))
+        largest = float(self.input_values.max()) * (
+            1.0 if self.output_values is None else float(self.output_values.max())
+        )
         least = energy_threshold(products, self.energy) if self.energy < 1.0 else products.new_zeros(())
         return self.mean / largest, least
 
@@ -155,6 +167,11 @@ class LayersProjector(Projector):
     def empty(self) -> bool:
         """Whether no layer and no other parameter is protected yet."""
         return not self.layers and (self.rest is None or self.rest.empty)
+
+    @property
+    def hard(self) -> bool:
+        """Whether no ridge softens the projection."""
+        return all(layer.ridge == 0 for layer in self.layers.values()) and (self.rest is None or self.rest.hard)
 
     def protected_part_(self, v: Tensor) -> Tensor:
         """A v, layer by layer; a layer of which nothing is remembered has A = 0."""

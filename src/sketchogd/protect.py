@@ -118,8 +118,9 @@ class Protection:
         inputs, targets = (map_tensors(lambda t: t.to(device), value) for value in (inputs, targets))
         if batch_size(inputs) == 0:
             return
+        self._stale = True
         if not self.memory.separate:
-            self._projector, self._stale = None, True
+            self._projector = None
         self.memory.observe(inputs, targets)
 
     def refresh(self) -> None:
@@ -133,7 +134,7 @@ class Protection:
         self._projection.reset_meter()
 
     def _current_projector(self) -> Projector | None:
-        if self._stale:
+        if self._stale and self._projector is None:
             self._refresh()
         return self._projector
 
@@ -227,6 +228,8 @@ class Protection:
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         self.settle()
+        if self._stale and self.memory.separate:
+            self._refresh()  # a separate basis is not stored; whoever loads this computes the same one
         state = self.memory.state_dict()
         flags = {"stale": self._stale, "remembered": self._projector is not None}
         meta = {"format": storage.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}

@@ -240,7 +240,7 @@ def _fast(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor | None:
     parameters, b = signals.parameters, batch_size(inputs)
     output, uses = record(signals.layers, lambda: call(parameters.model, inputs))
     scalars = per_example(signals.output, output, targets)
-    if any(len(use.input) != b or use.first for use in uses):
+    if not uses or any(len(use.input) != b or use.first for use in uses):
         return None
     deltas = torch.autograd.grad(scalars.sum(), [use.edge for use in uses], allow_unused=True)
     out = torch.zeros(b, parameters.p, dtype=parameters.dtype, device=parameters.device)

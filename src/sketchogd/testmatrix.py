@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 14
+BLOCK = 1 << 12
 """Coordinates a block; part of the definition of `Gaussian`, whose blocks have a seed each."""
+
+APPLY_BYTES = 4 << 20
+"""About the bytes of one block of rows that `SparseSign` works on."""
 
 _MASK = 0xFFFFFFFF
 
@@ -115,8 +118,9 @@ class SparseSign(TestMatrix):
         dtype = dtype or rows.dtype
         b = len(rows)
         out = torch.zeros(b, self.k, dtype=dtype, device=rows.device)
-        for start in range(0, self.d, BLOCK):
-            stop = min(start + BLOCK, self.d)
+        width = max(256, APPLY_BYTES // (max(1, b) * dtype.itemsize))
+        for start in range(0, self.d, width):
+            stop = min(start + width, self.d)
             X = rows[:, start:stop].to(dtype)
             coordinate = torch.arange(start, stop, device=rows.device)
             for j in range(self.zeta):

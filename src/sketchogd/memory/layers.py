@@ -274,14 +274,14 @@ class LayerSketch(Memory):
 
     def _layer_projector(self, pair: _Pair) -> LayerProjector | None:
         if pair.counts is not None:
-            input_values, V_a = pair.counts, None
+            input_values, V_a, trace = pair.counts, None, float(pair.counts.sum())
         else:
             assert pair.inputs is not None
-            input_values, V_a = pair.inputs.spectrum()
+            (input_values, V_a), trace = pair.inputs.spectrum(), pair.inputs.energy
         output_values, V_d = (None, None) if pair.outputs is None else pair.outputs.spectrum()
         if not bool((input_values > 0).any()) or (output_values is not None and not bool((output_values > 0).any())):
             return None
-        mean = (float(pair.counts.sum()) if pair.inputs is None else pair.inputs.energy) / pair.layer.width
+        mean = trace / pair.layer.width
         if pair.outputs is not None:
             mean *= pair.outputs.energy / pair.layer.fan_out
         return LayerProjector(V_a, input_values, V_d, output_values, self.ridge, mean, self.energy)

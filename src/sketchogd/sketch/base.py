@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NonFiniteError
-from ..linalg import restore_
+from ..linalg import restore_, squared_norm
 
 Self = TypeVar("Self", bound="Sketch")
 
@@ -97,7 +97,7 @@ class Sketch(ABC):
                 "Leave these examples out, or look for a division by zero in the model",
                 bad,
             )
-        energy = float(torch.linalg.vector_norm(rows, dtype=torch.float64)) ** 2
+        energy = squared_norm(rows)
         self._update(rows, float(largest.max()))
         self.count += len(rows)
         self.energy += energy
@@ -260,9 +260,17 @@ class FactoredSketch(Sketch):
         rows = tensors["rows"]
         if rows.ndim != 2 or rows.shape[1] != self.d or (not self.grows and rows.shape != self.rows.shape):
             raise ValueError(f"the state's rows have shape {tuple(rows.shape)}, expected {tuple(self.rows.shape)}")
-        self.rows = rows.to(self.dtype).clone()
-        self.factor, self.values = tensors.get("factor"), tensors.get("values")
+        factor, values = tensors.get("factor"), tensors.get("values")
+        if (factor is None) != (values is None) or (
+            factor is not None
+            and values is not None
+            and not (
+                factor.ndim == 2 and values.ndim == 1 and len(values) <= factor.shape[1] <= len(factor) <= len(rows)
+            )
+        ):
+            raise ValueError("the state's factor and values do not belong to its rows")
         self._adopt_more(counters, tensors)
+        self.rows, self.factor, self.values = rows.to(self.dtype).clone(), factor, values
 
     grows: ClassVar[bool] = False
     """Whether the number of rows depends on what was observed."""

@@ -74,7 +74,7 @@ class GradientSketch(FactoredSketch):
         T, R = whiten(gram(self.rows))
         transform_(self.rows, T)
         values = R.square().sum(0) / len(self.rows)
-        return R @ polish_(self.rows[: len(T)]), values
+        return R @ polish_(self.rows[: len(T)], T), values
 
     def _check_mergeable(self, other: "GradientSketch") -> None:
         if other.rank != self.rank:
@@ -146,8 +146,9 @@ class ProductSketch(FactoredSketch):
 
     def _update(self, rows: Tensor, largest: float) -> None:
         self._open()
-        self.exponent, G = _rescaled_(self.rows, self.exponent, rows, largest)
-        self.rows.addmm_(self.omega.apply(G).T, G)
+        G = rows
+        self.exponent = _rescale_(self.rows, self.exponent, largest)
+        self.rows.addmm_(_scaled(self.omega.apply(G), self.exponent).T, G)
 
     def _factorise(self) -> tuple[Tensor, Tensor]:
         Y = self.rows
@@ -155,7 +156,7 @@ class ProductSketch(FactoredSketch):
         T, R = whiten(gram(Y))
         values, Z = nystrom(C, R)
         transform_(Y, Z.T @ T)
-        R = R @ Z @ polish_(Y[: len(T)])
+        R = R @ Z @ polish_(Y[: len(T)], T)
         return R, _unscaled(values, self.exponent)
 
     def _check_mergeable(self, other: "ProductSketch") -> None:
@@ -228,10 +229,11 @@ class SymmetricSketch(FactoredSketch):
 
     def _update(self, rows: Tensor, largest: float) -> None:
         self._open()
-        self.exponent, G = _rescaled_(self.rows, self.exponent, rows, largest)
+        G = rows
+        self.exponent = _rescale_(self.rows, self.exponent, largest)
         Y, W = self.rows.split([self.omega.k, self.psi.k])
-        Y.addmm_(self.omega.apply(G).T, G)
-        W.addmm_(self.psi.apply(G).T, G)
+        Y.addmm_(_scaled(self.omega.apply(G), self.exponent).T, G)
+        W.addmm_(_scaled(self.psi.apply(G), self.exponent).T, G)
 
     def _factorise(self) -> tuple[Tensor, Tensor]:
         S_psi = self.psi.apply(self.rows, torch.float64)
@@ -250,7 +252,7 @@ class SymmetricSketch(FactoredSketch):
         turn = torch.cat([basis, rest])
 
         transform_(self.rows, turn @ to_E)
-        R = from_E @ turn.T @ polish_(self.rows[: len(turn)])
+        R = from_E @ turn.T @ polish_(self.rows[: len(turn)], to_E)
         return R, _unscaled(values.flip(0).clamp_min(0), self.exponent)
 
     def _check_mergeable(self, other: "SymmetricSketch") -> None:
@@ -267,17 +269,20 @@ class SymmetricSketch(FactoredSketch):
 # ---------------------------------------------------------------- scaling by powers of two
 
 
-def _rescaled_(Y: Tensor, exponent: int | None, rows: Tensor, largest: float) -> tuple[int | None, Tensor]:
-    """Bring Y and the new rows to one scale: the exponent of the largest entry seen, and rows · 2^(-exponent)."""
+def _rescale_(Y: Tensor, exponent: int | None, largest: float) -> int | None:
+    """Bring Y to the scale of the largest entry seen, which may be in the rows to come; returns its exponent."""
     if largest == 0.0:
-        return exponent, rows
+        return exponent
     here = math.frexp(largest)[1]
-    if exponent is None or here > exponent:
-        if exponent is not None:
-            Y.mul_(4.0 ** max(exponent - here, -500))
-        exponent = here
-    # ldexp with a tensor exponent is exact also where the power itself is beyond float32.
-    return exponent, torch.ldexp(rows, torch.tensor(-exponent, device=rows.device))
+    if exponent is None or here <= exponent:
+        return here if exponent is None else exponent
+    Y.mul_(4.0 ** max(exponent - here, -500))
+    return here
+
+
+def _scaled(H: Tensor, exponent: int | None, power: int = 2) -> Tensor:
+    """H · 2^(-power · exponent), exact also where that power of two is beyond float32 itself."""
+    return torch.ldexp(H, torch.tensor(-power * (exponent or 0), device=H.device))
 
 
 def _added_scaled_(Y: Tensor, exponent: int | None, other: Tensor, other_exponent: int | None) -> int | None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..linalg import RELATIVE_RANK
 from .base import Sketch
-from .linear import _added_scaled_, _rescaled_, _unscaled
+from .linear import _added_scaled_, _rescale_, _scaled, _unscaled
 
 
 class SecondMoment(Sketch):
@@ -60,7 +60,8 @@ class SecondMoment(Sketch):
 
     def _update(self, rows: Tensor, largest: float) -> None:
         self._open()
-        self.exponent, G = _rescaled_(self.matrix, self.exponent, rows, largest)
+        self.exponent = _rescale_(self.matrix, self.exponent, largest)
+        G = _scaled(rows, self.exponent, power=1)
         self.matrix.addmm_(G.T, G)
 
     def spectrum(self) -> tuple[Tensor, Tensor]:

@@ -74,14 +74,15 @@ class PCARows(Sketch):
         rows -= rows.mean(0)
         T, R = whiten(gram(rows))
         values = R.square().sum(0)[: self.components] * scale
-        transform_(rows, T[: self.components])
+        T = T[: self.components]
+        transform_(rows, T)
+        polish_(rows[: len(T)], T)
         self._append(rows[: len(values)], values)
 
     def _append(self, components: Tensor, values: Tensor) -> None:
         """Add directions, each less what the kept ones span of it."""
         if len(values) == 0:
             return
-        polish_(components)
         for _ in range(2):
             components -= (components @ self.rows.T) @ self.rows
         R = orthonormalise_(components)

@@ -150,5 +150,7 @@ class RandomRows(FactoredSketch):
         return {"keys": self.keys}
 
     def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        if tensors["keys"].shape != self.keys.shape:
+            raise ValueError(f"the state has {tuple(tensors['keys'].shape)} keys for {self.capacity} rows")
         self.keys = tensors["keys"].clone()
         self.merged_seeds = [int(seed) for seed in counters["merged_seeds"]]

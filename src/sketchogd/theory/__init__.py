@@ -19,6 +19,7 @@ from .layers import (
     KroneckerDistance,
     kronecker_distance,
     layer_change_bound,
+    layer_residuals,
     soft_layer_objective,
     soft_layer_update,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "forgetting_bound",
     "kronecker_distance",
     "layer_change_bound",
+    "layer_residuals",
     "linearise",
     "ntk_limit",
     "ntk_path",

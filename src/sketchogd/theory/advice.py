@@ -2,9 +2,9 @@
 
 Three candidates compete, each of the largest rank that fits: methods 1, 2 and 3. Their expected errors are functions of
 the singular values alone (`bounds`). Where test matrices are not stored, method 2 has the rank of method 1 and so the
-smaller error. Where they are stored, as in the paper, it has half the rank, and the spectrum decides: a strong head over
-a flat tail is for method 2, a flat or an evenly falling spectrum for method 1. With k = l, method 3 has the span of
-method 2 with k + l rows, in the same memory.
+smaller error. Where they are stored, as in the paper, it has half the rank, and the spectrum decides: a strong head
+over a flat tail is for method 2, a flat or an evenly falling spectrum for method 1. With k = l, method 3 has the span
+of method 2 with k + l rows, in the same memory.
 """
 
 from dataclasses import dataclass

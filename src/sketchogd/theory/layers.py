@@ -4,6 +4,7 @@ A layer with weight W (o, w), its bias being the last column, adds to an output 
 (rows (·, w)), δ sensitivities (rows (·, o)), M_a = Σ a aᵀ, M_δ = Σ δ δᵀ, λ their eigenvalues, V their eigenvectors.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +31,8 @@ def soft_layer_update(proposal: Tensor, input_moment: Tensor, output_moment: Ten
     """The minimiser of `soft_layer_objective`, (o, w) in float64: V_δ (X ∘ μ/(λδ λa + μ)) V_aᵀ with X = V_δᵀ ΔW₀ V_a.
 
     In the coordinates of both eigenbases the objective falls into scalars (x − x₀)² + λδ_i λa_j x²/μ, whose minimum is
-    x = (1 − α) x₀ with α = λδ_i λa_j / (λδ_i λa_j + μ). A `LayerProjector` does this with the eigenpairs it keeps
-    (the others count as λ = 0) and μ = ridge · mean of its products λδ_i λa_j; dividing all eigenvalues by the
-    largest, as it does, changes products and μ alike and α not at all.
+    x = (1 − α) x₀ with α = λδ_i λa_j / (λδ_i λa_j + μ). A `LayerProjector` does this with the eigenpairs it keeps (the
+    others count as λ = 0) and μ = ridge · mean, the mean being that of all products λδ_i λa_j.
 
     >>> soft_layer_update(torch.tensor([[2.0, 2.0]]), torch.diag(torch.tensor([3.0, 0.0])), None, 1.0)
     tensor([[0.5000, 2.0000]], dtype=torch.float64)
@@ -71,6 +71,24 @@ def layer_change_bound(layer: LayerProjector, input_error: float = 0.0, output_e
     return float((outputs[:, None] * inputs[None, :] * (1 - alpha).square()).max())
 
 
+def layer_residuals(layer: LayerProjector, inputs: Tensor, sensitivities: Tensor) -> Tensor:
+    """‖(I − A) δaᵀ‖_F² (n,) in float64 for pairs of rows a (n, w) and δ (n, o), A being what `layer` subtracts.
+
+    The change of an output is ⟨δaᵀ, (I − A)ΔW₀⟩ = ⟨(I − A)δaᵀ, ΔW₀⟩, so its square is at most this times ‖ΔW₀‖_F²: the
+    counterpart of `reconstruction_error(per_example=True)` for a layer. Where `layer_change_bound` needs no example and
+    counts every pair of a δ with an a, this takes the pairs that were seen and is far smaller. With c = V_a a and
+    e = V_δ δ it is Σ_ij e_i² c_j² (1 − α_ij)² + ‖δ‖²‖a‖² − ‖e‖²‖c‖²; the last two terms are what the bases left out.
+    """
+    if len(inputs) != len(sensitivities):
+        raise ValueError(f"pairs of rows are needed; got {len(inputs)} inputs and {len(sensitivities)} sensitivities")
+    a, delta = inputs.double(), sensitivities.double()
+    whole = a.square().sum(1) * delta.square().sum(1)
+    c = (a if layer.inputs is None else a @ layer.inputs.double().T).square()
+    e = delta.square().sum(1, keepdim=True) if layer.outputs is None else (delta @ layer.outputs.double().T).square()
+    kept = torch.einsum("ni,ij,nj->n", e, (1 - layer.alpha.double()).square(), c)
+    return kept + (whole - e.sum(1) * c.sum(1)).clamp_min(0)
+
+
 @dataclass(frozen=True)
 class KroneckerDistance:
     """Relative Frobenius distances of a layer's block of GᵀG from Kronecker products, each of the best scale."""
@@ -83,13 +101,13 @@ class KroneckerDistance:
     """From I ⊗ I: what knowing nothing would give."""
 
 
-def kronecker_distance(G: Tensor, inputs: Tensor, sensitivities: Tensor, iterations: int = 50) -> KroneckerDistance:
+def kronecker_distance(G: Tensor, inputs: Tensor, sensitivities: Tensor, iterations: int = 200) -> KroneckerDistance:
     """min_c ‖M − c M_δ ⊗ M_a‖_F / ‖M‖_F for M = Σ vec(G_e) vec(G_e)ᵀ, and the least any Kronecker product has.
 
     G (n, o, w): gradients of the layer's weight, bias as last column; inputs (·, w) and sensitivities (·, o): the rows
     whose second moments the memory keeps. The scale c is free, because a projector's ridge is relative. M (ow, ow) is
     never formed: ‖M‖² = ‖G Gᵀ‖² over the flattened rows, ⟨M, S ⊗ A⟩ = Σ_e ⟨S G_e A, G_e⟩. The nearest product
-    (Van Loan and Pitsianis) is found by alternating S ∝ Σ G_e A G_eᵀ and A ∝ Σ G_eᵀ S G_e from the memory's own pair.
+    (Van Loan and Pitsianis) is found by alternating S ∝ Σ G_e A G_eᵀ and A ∝ Σ G_eᵀ S G_e.
     """
     o, w = G.shape[1:]
     if inputs.shape[1:] != (w,) or sensitivities.shape[1:] != (o,):
@@ -107,14 +125,26 @@ def kronecker_distance(G: Tensor, inputs: Tensor, sensitivities: Tensor, iterati
         overlap = float((S @ G @ A * G).sum()) / float(S.norm() * A.norm())
         return max(0.0, 1 - overlap**2 / energy) ** 0.5
 
-    memory = distance(S, A)
+    memory, nothing = distance(S, A), distance(torch.eye(o).to(S), torch.eye(w).to(A))
+    # The nearest pair lives in the row and column spaces of the gradients, which are often much smaller.
+    G = G @ _range(torch.einsum("eij,eik->jk", G, G))
+    G = _range(torch.einsum("eij,ekj->ik", G, G)).T @ G
+    A, nearest = torch.eye(G.shape[2]).to(A), math.inf
     for _ in range(iterations):
-        S = torch.einsum("eij,jk,elk->il", G, A / A.norm(), G)
-        A = torch.einsum("eij,ik,ekl->jl", G, S / S.norm(), G)
-    nothing = distance(torch.eye(o).to(S), torch.eye(w).to(A))
-    return KroneckerDistance(memory, distance(S, A), nothing)
+        S = torch.einsum("eij,elj->il", G @ (A / A.norm()), G)
+        A = torch.einsum("eij,eil->jl", (S / S.norm()) @ G, G)
+        before, nearest = nearest, distance(S, A)
+        if before - nearest < 1e-9:
+            break
+    return KroneckerDistance(memory, nearest, nothing)
 
 
 def _moment(rows: Tensor) -> Tensor:
     rows = rows.double()
     return rows.T @ rows
+
+
+def _range(moment: Tensor) -> Tensor:
+    """Orthonormal columns that span the range of a second moment, to rounding."""
+    values, vectors = torch.linalg.eigh(moment)
+    return vectors[:, values > 1e-12 * values[-1]]

@@ -12,6 +12,7 @@ protects, it protects during a limited number of steps.
 
 import copy
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
-from ..signals import evaluating, logits_of
+from ..signals import logits_of
 
 
 def ntk_limit(G: Tensor, residuals: Tensor, B: Tensor | None = None, decay: float = 0.0) -> Tensor:
@@ -114,41 +115,64 @@ def forgetting_bound(errors: Iterable[float], displacements: Iterable[Tensor]) -
 class Linearised(nn.Module):
     """f(x, w₀) + J(x) (w − w₀): the first-order model around the weights that another one had; see `linearise`.
 
-    `model` is a copy whose parameters are w, and the buffers `origin_i` are w₀. Statistics are those of evaluation.
+    Parameters w and buffers have the names they have there; w₀ is under `linearised_at`. They hang in plain modules,
+    since a weight that is only ever multiplied by a derivative is no layer. Statistics are those of evaluation.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model)
-        self.names = [name for name, _ in self.model.named_parameters()]
-        for i, parameter in enumerate(self.model.parameters()):
-            self.register_buffer(f"origin_{i}", parameter.detach().clone())
+        template = copy.deepcopy(model).eval().requires_grad_(False)
+        # In a tuple, so that the template's own parameters are not taken for parameters of this module.
+        self._template = (template,)
+        self.linearised_at = nn.Module()
+        for name, parameter in model.named_parameters():
+            _plant(self.linearised_at, name, parameter.detach().clone())
+            _plant(self, name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+        for name, buffer in template.named_buffers():
+            _plant(self, name, buffer.clone())
 
     def forward(self, *inputs: Any) -> Tensor:
         """Outputs of the first-order model, shaped as those of the model."""
-        weights = dict(self.model.named_parameters())
-        origin = {name: self.get_buffer(f"origin_{i}") for i, name in enumerate(self.names)}
-        tangent = {name: weights[name] - origin[name] for name in self.names}
+        origin = dict(self.linearised_at.named_buffers())
+        weights = dict(self.named_parameters())
+        tangent = {name: weights[name] - origin[name] for name in origin}
+        buffers = {name: b for name, b in self.named_buffers() if not name.startswith("linearised_at.")}
 
         def output(values: dict[str, Tensor]) -> Tensor:
-            return logits_of(functional_call(self.model, values, inputs))
+            return logits_of(functional_call(self._template[0], {**buffers, **values}, inputs))
 
-        with evaluating(self.model):
+        with warnings.catch_warnings():
+            # PyTorch scripts its own forward-mode rules when they are first used, and warns of that.
+            warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
             expansion = jvp(output, (origin,), (tangent,))
         return expansion[0] + expansion[1]
 
 
 def linearise(model: nn.Module) -> Linearised:
-    """The model of first order around the present weights, as a module with the same parameters under `model.`.
+    """The model of first order around the present weights, as a module with the same parameter names.
 
     Its gradients with respect to the weights are those of `model` now, and stay so however it is trained: what the
-    limits above speak of. It can be trained, protected and remembered like any model. `model` itself is not touched.
+    limits above speak of. It can be trained, and protected by a gradient memory, like any model. `model` itself is left
+    alone.
 
-    >>> linear = linearise(nn.Linear(2, 1))
+    >>> linear = linearise(nn.Sequential(nn.Linear(2, 1)))
     >>> sorted(name for name, _ in linear.named_parameters())
-    ['model.bias', 'model.weight']
+    ['0.bias', '0.weight']
     """
     return Linearised(model)
+
+
+def _plant(root: nn.Module, name: str, tensor: Tensor) -> None:
+    """Register a parameter or buffer under a dotted name, making plain modules on the way."""
+    *path, leaf = name.split(".")
+    for part in path:
+        if part not in dict(root.named_children()):
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    if isinstance(tensor, nn.Parameter):
+        root.register_parameter(leaf, tensor)
+    else:
+        root.register_buffer(leaf, tensor)
 
 
 def _projected(G: Tensor, B: Tensor | None) -> Tensor:

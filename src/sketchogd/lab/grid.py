@@ -1,0 +1,168 @@
+"""Many runs: what is finished is skipped, what was interrupted goes on, a failure is recorded and the rest continue.
+
+With `jobs` > 1 each run has a process of its own with one thread, so that one that is killed takes no other with it.
+"""
+
+import multiprocessing
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sketchogd.lab import records, train
+from sketchogd.lab.configs import RunConfig
+from sketchogd.lab.records import State
+
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of a run: the share of it that is done (0 to 1) and what it is doing."""
+
+    run: str
+    share: float
+    doing: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run of the grid ended: "finished", "skipped" (it was finished before), "failed" or "busy" elsewhere."""
+
+    run: str
+    status: str
+    message: str = ""
+
+
+Listener = Callable[[Update], None]
+
+
+def run_grid(
+    configs: Sequence[RunConfig],
+    root: str | Path,
+    *,
+    jobs: int = 1,
+    devices: Sequence[str] = ("cpu",),
+    data_folder: str | Path | None = None,
+    listener: Listener | None = None,
+) -> list[Outcome]:
+    """Do all runs, each in its folder below `root`; the outcomes are in the order of the configs.
+
+    Ctrl-C stops the grid; the same call takes it up again. Runs go to the `devices` in turn.
+
+    Raises:
+        RecordError: a folder holds a run of another config, which must not be overwritten; nothing is started.
+        ValueError: two configs have the same folder, or `jobs` is less than 1.
+    """
+    folder = Path(root)
+    by_name = {config.name: config for config in configs}
+    if len(by_name) < len(configs) or jobs < 1:
+        raise ValueError(f"{len(configs)} runs need as many different names, and at least one job; got {jobs} jobs")
+    plan = records.plan(folder, {name: config.record() for name, config in by_name.items()})
+    if plan[State.DIFFERENT]:
+        raise records.RecordError(
+            f"{folder / plan[State.DIFFERENT][0]}: holds a run with other settings; use another folder or delete it"
+        )
+    outcomes = {name: Outcome(name, "skipped") for name in plan[State.FINISHED]}
+    outcomes |= {name: Outcome(name, "busy", "another process works on it") for name in plan[State.RUNNING]}
+    todo = [name for name in by_name if name not in outcomes]
+    tell = listener or (lambda update: None)
+    for name in outcomes:
+        tell(Update(name, 1.0, outcomes[name].status))
+    work = [(by_name[name], folder / name, devices[i % len(devices)], data_folder) for i, name in enumerate(todo)]
+    done = _one_by_one(work, tell) if jobs == 1 else _side_by_side(work, jobs, tell)
+    outcomes |= {outcome.run: outcome for outcome in done}
+    return [outcomes[name] for name in by_name]
+
+
+Work = tuple[RunConfig, Path, str, str | Path | None]
+
+
+def _do(work: Work, tell: Listener) -> Outcome:
+    """One run; errors become an outcome."""
+    config, folder, device, data_folder = work
+
+    def progress(done: float, whole: float, doing: str) -> None:
+        tell(Update(config.name, done / whole, doing))
+
+    try:
+        train.run(config, folder, data_folder=data_folder, device=device, progress=progress)
+    except Exception as error:
+        outcome = Outcome(config.name, "failed", f"{type(error).__name__}: {error}")
+        if not (folder / "run.json").exists():
+            # The run failed before it was started, such as for want of data: say so in its folder as well.
+            place = records.RunFolder(folder)
+            place.start(config.record(), "cpu")
+            place.fail(error)
+    else:
+        outcome = Outcome(config.name, "finished")
+    tell(Update(config.name, 1.0, outcome.status))
+    return outcome
+
+
+def _one_by_one(work: Sequence[Work], tell: Listener) -> list[Outcome]:
+    return [_do(each, tell) for each in work]
+
+
+def _in_process(work: Work, news: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        news.put(_do(work, news.put))
+    except KeyboardInterrupt:
+        news.put(Outcome(work[0].name, "failed", "interrupted"))
+
+
+def _side_by_side(work: Sequence[Work], jobs: int, tell: Listener) -> list[Outcome]:
+    context = multiprocessing.get_context("spawn")
+    news = context.Queue()
+    waiting = list(work)
+    running: dict[str, tuple[Any, Work]] = {}
+    outcomes: dict[str, Outcome] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                each = waiting.pop(0)
+                process = context.Process(target=_in_process, args=(each, news), daemon=True)
+                process.start()
+                running[each[0].name] = (process, each)
+            wait([process.sentinel for process, _ in running.values()], timeout=SECONDS_BETWEEN_LOOKS)
+            ended = [name for name, (process, _) in running.items() if not process.is_alive()]
+            _read(news, tell, outcomes, patient=bool(ended))
+            for name in ended:
+                process, each = running.pop(name)
+                process.join()
+                if name not in outcomes:
+                    outcomes[name] = _lost(each, process.exitcode)
+                    tell(Update(name, 1.0, "failed"))
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+        for process, _ in running.values():
+            process.join()
+    return list(outcomes.values())
+
+
+def _read(news: Any, tell: Listener, outcomes: dict[str, Outcome], patient: bool) -> None:
+    """Take what has arrived; after a process has ended its last words may need a moment."""
+    deadline = time.monotonic() + (0.5 if patient else 0.0)
+    while True:
+        try:
+            item = news.get(timeout=0.05 if time.monotonic() < deadline else 0.0)
+        except queue.Empty:
+            if time.monotonic() >= deadline:
+                return
+            continue
+        if isinstance(item, Outcome):
+            outcomes[item.run] = item
+        else:
+            tell(item)
+
+
+def _lost(work: Work, code: int | None) -> Outcome:
+    """The outcome of a run whose process ended without a word. Its checkpoint stays, so it can go on later."""
+    return Outcome(work[0].name, "failed", f"the process ended with code {code} (killed, or out of memory?)")

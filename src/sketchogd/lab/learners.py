@@ -1,0 +1,78 @@
+"""What the training loop of the lab works with beside the baselines: nothing at all, or a `Protection`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sketchogd as so
+from sketchogd.baselines import Baseline
+from sketchogd.testmatrix import derive_seed
+
+ROWS_AT_ONCE = 500
+"""Examples that are given to a memory in one batch."""
+
+
+class Nothing(Baseline):
+    """Plain training. Keeps nothing: 0 bytes."""
+
+    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+        """Nothing is kept."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to load."""
+
+
+class Protected(Baseline):
+    """A `Protection`: steps are projected by its optimizer hooks; after a task, `examples` of it are remembered."""
+
+    def __init__(self, protection: so.Protection, examples: int | None, every: int, seed: int) -> None:
+        self.protection = protection
+        self.examples = examples
+        self.every = every
+        self.seed = seed
+        self.tasks = 0
+
+    def settle(self) -> None:
+        """Project the steps that wait for it."""
+        self.protection.settle()
+
+    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+        """Remember the task, or a random part of it."""
+        if self.examples is not None and self.examples < len(targets):
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, "remembered", self.tasks))
+            rows = torch.randperm(len(targets), generator=generator)[: self.examples].to(targets.device)
+            inputs, targets = inputs[rows], targets[rows]
+        self.protection.remember(zip(inputs.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True))
+        self.tasks += 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the protection's ledger counts: sketches, bases, and the copy of the weights that `every` > 1 needs."""
+        held = {item.name: item.tensor for item in self.protection.memory.held()}
+        if self.every > 1:
+            parameters = self.protection.parameters
+            held |= {f"reference.{n}": t.detach() for n, t in zip(parameters.names, parameters.tensors, strict=True)}
+        return held
+
+    def singular_values(self) -> Tensor | None:
+        """Those of the remembered gradients as the sketch knows them, falling; None for memories of another kind."""
+        memory = self.protection.memory
+        return memory.sketch.spectrum()[0].sqrt() if isinstance(memory, so.GradientMemory) else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Baseline`."""
+        return {"tasks": self.tasks, "protection": self.protection.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Baseline`."""
+        self.tasks = int(state["tasks"])
+        self.protection.load_state_dict(state["protection"])

@@ -1,0 +1,291 @@
+"""The training loop: one task after another, in plain tensors on one device, with any optimizer and any method.
+
+`fit` trains a model on a stream; `run` does the same for a `RunConfig`, which names everything, in a run folder:
+run.json gets `timings`, `ledger`, `steps` and `results`; accuracy.npz the matrix; events.jsonl an "evaluation" after
+each epoch with the accuracies of the tasks seen so far; spectra.npz the singular values of remembered gradients.
+Every random choice is derived from (seed, task, epoch), so a killed run goes on to the same numbers.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sketchogd.baselines import Baseline
+from sketchogd.baselines.examples import bytes_of_example
+from sketchogd.lab import atomicfile, metrics, models, records
+from sketchogd.lab.configs import RunConfig, Training, make_optimizer, model_for, stream_of
+from sketchogd.lab.learners import Protected
+from sketchogd.lab.methods import Method, Setup, build
+from sketchogd.lab.tasks import Pair, Stream
+from sketchogd.parameters import ProtectedParameters, Selection
+from sketchogd.signals import evaluating
+from sketchogd.testmatrix import derive_seed
+
+Progress = Callable[[float, float, str], None]
+"""Called as progress(epochs done, epochs in all, what is going on)."""
+
+CHECKPOINT_SHARE = 0.05
+"""Checkpoints between the ends of tasks may take this share of the time."""
+
+STEPS_BETWEEN_REPORTS = 200
+EVALUATED_AT_ONCE = 10_000
+
+
+@runtime_checkable
+class Headed(Protocol):
+    """A model with one output head a task."""
+
+    def use_head(self, head: int) -> None:
+        """Select the head that `forward` uses."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives: accuracy (T × T), initial (T), the summary, the ledger and the timings in seconds."""
+
+    accuracy: np.ndarray
+    initial: np.ndarray
+    summary: metrics.Summary
+    ledger: dict[str, Any]
+    timings: dict[str, float]
+    steps: int
+    model: nn.Module
+    learner: Baseline
+
+
+def fit(
+    stream: Stream,
+    model: nn.Module,
+    method: Method,
+    training: Training | None = None,
+    *,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    protected: Selection = None,
+    folder: records.RunFolder | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Train `model` on the tasks of `stream`, one after another, with a method that keeps it from forgetting.
+
+    With a `folder` that was started, evaluations and checkpoints are written there, and a checkpoint in it is resumed.
+
+    Raises:
+        FloatingPointError: the loss is no longer finite.
+    """
+    training = training or Training()
+    model.to(device)
+    optimizer = make_optimizer(model, training)
+    heads = [recipe.head for recipe in stream.recipes]
+    active = [heads[0]]
+
+    def loss_of_head(inputs: Tensor, targets: Tensor, head: int) -> Tensor:
+        with _head(model, head, active[0]):
+            return cross_entropy(model(inputs), targets)
+
+    x, y = stream.train(0)
+    setup = Setup(model, optimizer, loss_of_head, len(stream), bytes_of_example(x, y), protected, seed)
+    learner = build(method, setup)
+    tests = [_placed(stream.test(t), device) for t in range(len(stream))]
+    clock = _Clock()
+
+    def evaluate(seen: int) -> list[float]:
+        learner.settle()
+        with clock.measuring("evaluate"):
+            return [accuracy(model, *tests[t], heads[t], active[0]) for t in range(seen)]
+
+    T, epochs = len(stream), training.epochs
+    matrix, initial = np.full((T, T), np.nan), np.full(T, np.nan)
+    first_task = first_epoch = steps = 0
+    saved = folder.resume() if folder is not None else None
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        learner.load_state_dict(saved["learner"])
+        matrix, initial = saved["matrix"].numpy(), saved["initial"].numpy()
+        first_task, first_epoch, steps = saved["task"], saved["epoch"], saved["steps"]
+        clock.spent = saved["spent"]
+    else:
+        initial[:] = evaluate(T)
+
+    def checkpoint(task: int, epoch: int, due: bool) -> None:
+        if folder is not None and (due or clock.since("checkpoint") * CHECKPOINT_SHARE > clock.last("checkpoint")):
+            with clock.measuring("checkpoint"):
+                state: dict[str, Any] = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                state |= {"learner": learner.state_dict(), "task": task, "epoch": epoch, "steps": steps}
+                state |= {"matrix": torch.tensor(matrix), "initial": torch.tensor(initial), "spent": clock.spent}
+                folder.checkpoint(state)
+
+    for t in range(first_task, T):
+        x, y = _placed(stream.train(t), device)
+        active[0] = heads[t]
+        use_head(model, heads[t])
+        per_epoch = -(-len(y) // training.batch)
+        for epoch in range(first_epoch, epochs):
+            order = torch.randperm(len(y), generator=_generator(seed, "order", t, epoch)).to(device)
+            total = torch.zeros((), device=device)
+            model.train(not (training.eval_after_first_step and steps))
+            with clock.measuring("train"), models.seeded(derive_seed(seed, "noise", t, epoch)):
+                # One gather an epoch; the batches of a step are then views.
+                batches = zip(x[order].split(training.batch), y[order].split(training.batch), strict=True)
+                for i, (inputs, targets) in enumerate(batches):
+                    optimizer.zero_grad()
+                    loss = cross_entropy(model(inputs), targets)
+                    loss.backward()
+                    learner.before_step(inputs, targets, heads[t])
+                    optimizer.step()
+                    learner.after_step()
+                    total += loss.detach()
+                    if training.eval_after_first_step and steps == 0:
+                        model.eval()
+                    steps += 1
+                    if progress is not None and i % STEPS_BETWEEN_REPORTS == 0:
+                        progress(t * epochs + epoch + i / per_epoch, T * epochs, f"task {t + 1} of {T}")
+            learner.settle()
+            mean_loss = float(total) / per_epoch
+            if not np.isfinite(mean_loss):
+                raise FloatingPointError(f"the loss of task {t + 1}, epoch {epoch + 1} is {mean_loss}; lower lr")
+            if folder is not None and training.curve:
+                scores = evaluate(t + 1)
+                event = {"event": "evaluation", "task": t, "epoch": epoch + 1, "accuracy": scores, "loss": mean_loss}
+                folder.append(event)
+            if epoch + 1 < epochs:
+                checkpoint(t, epoch + 1, due=False)
+        if progress is not None:
+            progress((t + 1) * epochs, T * epochs, f"remembering task {t + 1} of {T}")
+        with clock.measuring("remember"):
+            learner.end_task(x, y, heads[t])
+        matrix[t], first_epoch = evaluate(T), 0
+        if folder is not None:
+            folder.save_accuracy(matrix, initial)
+        if t + 1 < T:
+            checkpoint(t + 1, 0, due=True)
+
+    timings = {**clock.spent, "total": sum(clock.spent.values())}
+    return Result(matrix, initial, metrics.summary(matrix, initial), ledger(learner), timings, steps, model, learner)
+
+
+def run(
+    config: RunConfig,
+    folder: str | Path,
+    *,
+    data_folder: str | Path | None = None,
+    device: str | torch.device = "cpu",
+    progress: Progress | None = None,
+) -> Result:
+    """Do the run that a config names, in its folder: from the beginning, or on from its last checkpoint.
+
+    Raises:
+        ValueError: a name or a setting is wrong.
+        RecordError: the folder holds a run of another config, or another process works on it.
+    """
+    record = config.record()
+    stream = stream_of(config, data_folder)
+    model = model_for(stream, config.seed)
+    protected = models.LeNet.PROTECTED if isinstance(model, models.LeNet) else None
+    place = records.RunFolder(folder)
+    with place.hold():
+        if (place.path / "run.json").exists():
+            found = records.load(place.path)
+            if found.record["digest"] != records.config_digest(record):
+                raise records.RecordError(f"{place.path}: holds a run of another config; choose another folder")
+        resumable = (place.path / "checkpoint.safetensors").exists() and (place.path / "run.json").exists()
+        if resumable:
+            place.update(status="running", **({"error": None} if "error" in found.record else {}))
+        else:
+            place.start(record, device)
+        options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": protected}
+        try:
+            result = fit(stream, model, config.method, config.training, folder=place, progress=progress, **options)
+        except Exception as error:
+            place.fail(error)
+            raise
+        _save_spectra(place.path, result.learner)
+        facts = {"ledger": result.ledger, "timings": result.timings, "steps": result.steps}
+        place.finish(results=asdict(result.summary), parameters=_sizes(model, protected), **facts)
+    return result
+
+
+def use_head(model: nn.Module, head: int) -> None:
+    """Select an output head, where the model has several."""
+    if isinstance(model, Headed):
+        model.use_head(head)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, head: int = 0, back_to: int = 0) -> float:
+    """Share of the inputs (n, …) for which the largest logit is the target's; modes and head are restored."""
+    with evaluating(model), _head(model, head, back_to):
+        pieces = zip(inputs.split(EVALUATED_AT_ONCE), targets.split(EVALUATED_AT_ONCE), strict=True)
+        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pieces)
+    return right / len(targets)
+
+
+def ledger(learner: Baseline) -> dict[str, Any]:
+    """Every tensor that the method keeps between steps, and the bytes of all, as plain values."""
+    entries = [
+        {"name": name, "shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch."), "nbytes": t.nbytes}
+        for name, t in learner.tensors().items()
+    ]
+    return {"nbytes": sum(entry["nbytes"] for entry in entries), "entries": entries}
+
+
+class _Clock:
+    """Seconds spent on each kind of work."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+        self._ended: dict[str, float] = {}
+        self._lasted: dict[str, float] = {}
+        self._born = time.perf_counter()
+
+    @contextmanager
+    def measuring(self, what: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._ended[what] = time.perf_counter()
+        self._lasted[what] = self._ended[what] - start
+        self.spent[what] = self.spent.get(what, 0.0) + self._lasted[what]
+
+    def since(self, what: str) -> float:
+        return time.perf_counter() - self._ended.get(what, self._born)
+
+    def last(self, what: str) -> float:
+        return self._lasted.get(what, 0.0)
+
+
+@contextmanager
+def _head(model: nn.Module, head: int, back_to: int) -> Iterator[None]:
+    use_head(model, head)
+    try:
+        yield
+    finally:
+        use_head(model, back_to)
+
+
+def _placed(pair: Pair, device: str | torch.device) -> Pair:
+    return pair[0].to(device), pair[1].to(device)
+
+
+def _generator(*parts: int | str) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_seed(*parts))
+
+
+def _save_spectra(path: Path, learner: Baseline) -> None:
+    values = learner.singular_values() if isinstance(learner, Protected) else None
+    if values is None or not len(values):
+        return
+    squares = values.square()
+    with atomicfile.replacing(path / "spectra.npz") as temporary, open(temporary, "wb") as file:
+        np.savez(file, singular_values=values.cpu().numpy(), stable_rank=np.array(float(squares.sum() / squares[0])))
+
+
+def _sizes(model: nn.Module, protected: Selection) -> dict[str, int]:
+    return {"all": sum(p.numel() for p in model.parameters()), "protected": ProtectedParameters(model, protected).p}

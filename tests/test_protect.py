@@ -1,0 +1,187 @@
+"""The front door: what it accepts, what it refuses with nothing changed, streams without tasks."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import sketchogd as so
+
+from . import models
+
+
+def setup(kind="mlp", memory=None, **options):
+    model, x, y = models.make(kind)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    if memory is None and "budget" not in options:
+        memory = so.ProductSketch(16)
+    return model, optimizer, so.protect(model, optimizer, memory=memory, **options), x, y
+
+
+def test_exactly_one_of_budget_and_memory():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for options in [{}, {"budget": "1MB", "memory": so.ProductSketch(2)}]:
+        with pytest.raises(ValueError, match="exactly one of budget="):
+            so.protect(model, optimizer, **options)
+    with pytest.raises(TypeError, match="memory is a sketch"):
+        so.protect(model, optimizer, memory=200)
+    with pytest.raises(ValueError, match="at least 1"):
+        so.protect(model, optimizer, memory=so.ProductSketch(2), every=0)
+    so.protect(model, optimizer, memory=so.ProductSketch(2))  # nothing was left behind by the failures
+
+
+def test_nothing_is_projected_before_something_is_remembered():
+    model, optimizer, protection, x, y = setup()
+    free, _, _ = models.make("mlp")
+    plain = torch.optim.Adam(free.parameters(), lr=1e-2)
+    for m, o in ((model, optimizer), (free, plain)):
+        m.eval()
+        for _ in range(3):
+            o.zero_grad()
+            cross_entropy(m(x), y).backward()
+            o.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), free.parameters(), strict=True))
+    assert protection.projector is None
+    assert protection.mode is None
+
+
+def test_remember_takes_loaders_mappings_and_a_limit():
+    model, _, protection, x, y = setup()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=7)
+    protection.remember(loader)
+    assert protection.memory.examples == 24
+    protection.remember(loader, examples=10)
+    assert protection.memory.examples == 34
+    protection.remember([{"input": x, "labels": y}])
+    assert protection.memory.examples == 58
+    protection.remember([])
+    assert protection.memory.examples == 58
+    with pytest.raises(TypeError, match="got tuple of length 3"):
+        protection.remember([(x, y, y)])
+    assert model.training
+
+
+def test_a_layer_memory_needs_no_targets():
+    _, _, protection, x, _ = setup(memory=so.LayerSketch(rank=8))
+    protection.remember([x])
+    assert protection.memory.examples == 24
+    assert set(protection.projector.layers) == {"0", "3"}
+
+
+def test_streams_refresh_themselves_at_the_next_step():
+    model, optimizer, protection, x, y = setup()
+    for i in range(3):
+        protection.observe(x[8 * i : 8 * i + 8], y[8 * i : 8 * i + 8])
+        before = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        v = torch.cat([p.detach().flatten() for p in model.parameters()]) - before
+        B = protection.projector.basis
+        assert len(B) == min(16, 8 * (i + 1))
+        assert (B @ v).norm() / v.norm() < 1e-5
+
+
+@pytest.mark.parametrize("chunk", [1000, 5])
+def test_observe_is_all_or_nothing(chunk):
+    _model, _, protection, x, y = setup()
+    protection.remember([(x, y)])
+    protection.memory.signals.chunk = chunk
+    before = protection.state_dict()
+    bad = x.clone()
+    bad[2, 0], bad[17, 3] = math.nan, math.inf
+    with pytest.raises(so.NonFiniteError, match="nothing was observed") as caught:
+        protection.observe(bad, y)
+    assert caught.value.examples == [2, 17]
+    after = protection.state_dict()
+    assert protection.memory.examples == 24
+    assert after["meta"]["sketch"]["counters"] == before["meta"]["sketch"]["counters"]
+    assert len(protection.projector.basis) == 16
+
+
+def test_a_wrong_batch_changes_nothing():
+    model, _, protection, x, y = setup()
+    protection.remember([(x, y)])
+    with pytest.raises(RuntimeError, match="shapes"):
+        protection.observe(torch.randn(4, 11), y[:4])
+    with pytest.raises(ValueError, match="common first dimension"):
+        protection.observe((x, x[:3]), y)
+    assert protection.memory.examples == 24
+    assert model.training
+
+
+def test_a_model_changed_since_protect_is_noticed():
+    model, _, protection, x, y = setup()
+    model[3] = nn.Linear(16, 4)
+    for use in [lambda: protection.observe(x, y), lambda: protection.remember([(x, y)]), protection.refresh]:
+        with pytest.raises(so.ProtectionError, match=r"model changed.*'3.weight' was replaced"):
+            use()
+
+
+def test_heads_left_out_are_free_to_move():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"body": nn.Linear(4, 6), "head": nn.Linear(6, 3)})
+    model.forward = lambda x: model["head"](model["body"](x).relu())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    protection = so.protect(model, optimizer, memory=so.AllRows(), parameters=so.excluding(model["head"]))
+    x, y = torch.randn(40, 4), torch.randint(0, 3, (40,))
+    protection.remember([(x, y)])
+    body, head = model["body"].weight.detach().clone(), model["head"].weight.detach().clone()
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+    assert torch.allclose(model["body"].weight, body, atol=1e-5)  # 40 gradients span all of it
+    assert not torch.allclose(model["head"].weight, head, atol=1e-3)
+
+
+def test_compiled_models_are_protected_as_what_they_wrap():
+    model, x, y = models.make("mlp")
+    compiled = torch.compile(model, backend="eager")
+    protection = so.protect(compiled, torch.optim.Adam(compiled.parameters()), memory=so.ProductSketch(8))
+    protection.remember([(x, y)])
+    assert protection.parameters.names[0] == "0.weight"
+
+
+def test_ledger_lists_every_tensor_and_prints():
+    model, optimizer, protection, x, y = setup(memory=so.LayerSketch(rank=8), every=5)
+    protection.remember([(x, y)])
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+    ledger = protection.ledger()
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    assert ledger.nbytes == protection.memory.nbytes + weights == sum(e.nbytes for e in ledger)
+    text = str(ledger)
+    assert "0.inputs.rows" in text
+    assert f"{ledger.nbytes:,}" in text
+    assert len(text.splitlines()) == len(ledger) + 4
+    assert "24 examples" in repr(protection)
+    _, _, eager, _, _ = setup()
+    assert {e.name for e in eager.ledger()} == {"sketch.rows"}  # one step at a time keeps no copy between steps
+
+
+def test_diagnostics_are_plain_numbers():
+    import json
+
+    _, _, protection, x, y = setup()
+    protection.remember([(x, y)])
+    found = protection.diagnostics()
+    json.dumps(found)
+    assert found["examples"] == 24
+    assert 0.5 < found["sketch"]["captured"] <= 1.0
+    assert 1.0 <= found["sketch"]["stable_rank"] <= 24
+
+
+@pytest.mark.parametrize("name", ["outputs", "names"])
+def test_public_names_are_explicit(name):
+    if name == "names":
+        assert set(so.__all__) == {n for n in vars(so) if n in so.__all__}
+        assert sorted(so.__all__) == so.__all__
+    else:
+        _, _, protection, x, y = setup(output=so.log_likelihood)
+        protection.remember([(x, y)])
+        model = protection.parameters.model
+        G = so.per_example_gradients(model, x, y, output=so.log_likelihood)
+        B = protection.projector.basis
+        assert (G - G @ B.T @ B).norm() / G.norm() < 0.5
