@@ -92,10 +92,10 @@ def test_sketches_that_must_not_be_merged():
             x.bind(D).merge(y.bind(D))
     with pytest.raises(ValueError, match="corank"):
         so.SymmetricSketch(5, 4)
+    finished, unfinished = (so.PCARows(5, 5).bind(D) for _ in range(2))
+    unfinished.observe(gradients())
     with pytest.raises(ValueError, match="end_task"):
-        unfinished = so.PCARows(5, 5).bind(D)
-        unfinished.observe(gradients())
-        so.PCARows(5, 5).bind(D).merge(unfinished)
+        finished.merge(unfinished)
 
 
 def test_a_sample_is_uniform_over_the_stream():

@@ -148,12 +148,12 @@ def test_files_that_are_not_memories_are_refused(tmp_path):
         with pytest.raises(so.StorageError, match=message):
             protection.load(path)
     save_file({"x": torch.zeros(3)}, path)
-    with pytest.raises(so.StorageError, match="not one that Protection.save wrote"):
+    with pytest.raises(so.StorageError, match=r"not one that Protection\.save wrote"):
         protection.load(path)
     path.write_bytes(good)
     meta, tensors = storage.read(path)
     storage.write(path, {**meta, "format": 99}, tensors)
-    with pytest.raises(so.StorageError, match="format 99.*Upgrade"):
+    with pytest.raises(so.StorageError, match=r"format 99.*Upgrade"):
         protection.load(path)
     tensors["sketch.rows"][0, 0] = float("nan")
     storage.write(path, meta, tensors)
@@ -192,7 +192,7 @@ def test_another_model_is_refused_with_the_first_differences(tmp_path):
     _, _, other, _, _ = protected(so.ProductSketch(8), "mlp")
     with pytest.raises(so.StorageError, match=r"0.weight is \(16, 10\) in the model, \(6, 3, 3, 3\) in the file"):
         other.load(tmp_path / "m.safetensors")
-    with pytest.raises(so.StorageError, match="6.weight is not in the model"):
+    with pytest.raises(so.StorageError, match=r"6\.weight is not in the model"):
         other.load(tmp_path / "m.safetensors")
 
 
@@ -213,7 +213,7 @@ for line in sys.stdin:
 
 
 def test_killed_while_saving_fifty_times(tmp_path):
-    """SIGKILL at random moments: what is there is a whole file, and the newest that a reader has seen or a newer one."""
+    """SIGKILL at random moments: what is there is a whole file, the last one seen or a newer one."""
     path, rng, newest, interrupted = tmp_path / "m.safetensors", random.Random(0), 0, 0
     storage.write(path, {"format": 1, "n": 0}, {"x": torch.zeros(200_000)})
     command = [sys.executable, "-c", WRITERS, str(path)]

@@ -97,9 +97,9 @@ class LayerProjector:
 
     `inputs` is V_a (r, width) with eigenvalues `input_values`; None stands for the identity (an embedding, whose
     eigenvalues are its token counts). `outputs` is V_δ (s, fan-out); None protects every output direction.
-    α_ij = λδ_i λa_j / (λδ_i λa_j + ridge · mean), where `mean` is that of all products, kept or not: tr(Σ a aᵀ) tr(Σ δ δᵀ)
-    over the number of entries, so that a ridge means the same at every rank. With `energy` < 1 only the largest
-    products that hold this share count.
+    α_ij = λδ_i λa_j / (λδ_i λa_j + ridge · mean), where `mean` is that of all products, kept or not: the
+    traces of Σ a aᵀ and Σ δ δᵀ multiplied, over width · fan-out, so that a ridge means the same at every rank. With
+    `energy` < 1 only the largest products that hold this share count.
     """
 
     inputs: Tensor | None

@@ -290,6 +290,7 @@ def test_the_browser_would_report_errors_and_requests(browser, tmp_path):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_page_shows_the_numbers_of_the_records(browser, runs, tmp_path, width, dark):
     write_run(runs, HOSTILE, 0, matrix(np.full(5, 0.5)))
+    write_run(runs, "x" * 150, 0, matrix([0.5]), benchmark="y" * 150)
     page = report.write_html(runs, tmp_path / "page.html", title="A title & more")
     browser.open(page.as_uri(), width, dark)
     table = browser.js(

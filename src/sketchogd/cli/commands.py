@@ -59,7 +59,8 @@ def _carry_out(
     if as_json:
         show.as_json(rows)
     else:
-        show.table(title, rows, columns(rows))
+        names = {config.benchmark for config in runs}
+        show.table(f"{title}, {names.pop()}" if len(names) == 1 else title, rows, columns(rows))
     return outcomes
 
 
@@ -72,11 +73,11 @@ def _page(folder: Path) -> Path:
 @app.command()
 @show.friendly
 def demo(
-    out: Out = Path("sketchogd-demo"), seeds: Seeds = 1, jobs: Jobs = 1, device: Device = "cpu", json_: Json = False
+    out: Out = Path("sketchogd-demo"), seeds: Seeds = 1, jobs: Jobs = 2, device: Device = "cpu", json_: Json = False
 ) -> None:
     """Two minutes, no files needed: five methods on Rotated MNIST, a table, and a report page."""
     preset = presets.demo(seeds)
-    outcomes = _carry_out(preset.runs, "Rotated MNIST, five tasks, after the last one", out, jobs, device, None, json_)
+    outcomes = _carry_out(preset.runs, "after the last of five tasks", out, jobs, device, None, json_)
     show.finish(outcomes)
     show.err.print(f"report: {_page(out).resolve()}", soft_wrap=True)
 
@@ -117,7 +118,7 @@ def run(
         RunConfig(benchmark, chosen, training, seed, tasks=tasks, n_train=n_train, n_test=n_test)
         for seed in range(seeds)
     )
-    show.finish(_carry_out(runs, f"{benchmark}, after the last task", out, jobs, device, data, json_))
+    show.finish(_carry_out(runs, "after the last task", out, jobs, device, data, json_))
 
 
 def _options(words: list[str]) -> dict[str, Any]:
@@ -165,7 +166,15 @@ def reproduce(
     preset = presets.PRESETS[what](**{key: value for key, value in asked.items() if value is not None})
     preset = presets.changed(preset, every=every, epochs=epochs)
     folder = out or Path("runs") / what
-    outcomes = _carry_out(preset.runs, f"{what}: {preset.summary}", folder, jobs, device, data, json_)
+    outcomes = _carry_out(
+        preset.runs,
+        f"{what}: {preset.summary}",
+        folder,
+        jobs,
+        device,
+        data,
+        json_,
+    )
     if any(outcome.status in ("finished", "skipped") for outcome in outcomes):
         show.err.print(f"report: {_page(folder).resolve()}", soft_wrap=True)
     show.finish(outcomes)

@@ -62,6 +62,10 @@ def columns(rows: Sequence[dict[str, Any]]) -> dict[str, Callable[[Any], str]]:
     if any(row["seeds"] > 1 for row in rows):
         items = list(chosen.items())
         chosen = dict([*items[:4], ("accuracy_std", lambda value: f"±{value:.3f}"), *items[4:]])
+    else:
+        del chosen["seeds"]
+    if len({row["benchmark"] for row in rows}) == 1:
+        del chosen["benchmark"]  # the title says it
     if any(row["published"] is not None for row in rows):
         chosen |= {"published": _three, "difference": lambda value: "" if value is None else f"{value:+.3f}"}
     return chosen

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -64,7 +64,8 @@ def table(title: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, C
     """Print rows; `columns` gives the heading (also the key) and how a value is written."""
     grid = Table(title=title, title_justify="left", header_style="bold")
     for heading in columns:
-        grid.add_column(heading, justify="left" if heading in ("benchmark", "method", "name", "status") else "right")
+        words = heading in ("benchmark", "method", "name", "note", "variant")
+        grid.add_column(heading.replace("_", " "), justify="left" if words else "right", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(write(row.get(key))) for key, write in columns.items()))
     out.print(grid)
@@ -81,7 +82,7 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         """The rate, once there is one."""
         speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{60 * speed:.1f} epochs/min", style="progress.data.speed")
+        return Text("" if speed is None else f"{60 * speed:.0f} epochs/min", style="progress.data.speed")
 
 
 @contextmanager
@@ -94,9 +95,7 @@ def grid_bar(configs: Sequence[RunConfig], quiet: bool) -> Iterator[Callable[[Up
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         _Rate(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
     )
     with Progress(*columns, console=err, disable=quiet, speed_estimate_period=120) as progress:
         bar = progress.add_task("starting", total=sum(weights.values()))
@@ -104,7 +103,7 @@ def grid_bar(configs: Sequence[RunConfig], quiet: bool) -> Iterator[Callable[[Up
         def listen(update: Update) -> None:
             shares[update.run] = update.share
             done = sum(weights[name] * share for name, share in shares.items())
-            progress.update(bar, completed=done, description=f"{update.run}: {update.doing}")
+            progress.update(bar, completed=done, description=f"{update.run.split('/')[1]}: {update.doing}")
 
         yield listen
 

@@ -209,8 +209,11 @@ def _tidy(axis: "Axes", title: str, xlabel: str) -> None:
 
 
 def _text(label: str) -> str:
-    """A label as plain text: a dollar would begin a formula, and a leading underscore hides it from the legend."""
-    escaped = label.replace("$", r"\$")
+    """A label as plain text, cut to what a figure has room for.
+
+    A dollar would begin a formula, and a leading underscore hides a label from the legend.
+    """
+    escaped = (label if len(label) <= 40 else f"{label[:39]}…").replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 

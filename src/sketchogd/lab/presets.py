@@ -150,10 +150,10 @@ def demo(seeds: int = 1) -> Preset:
     """Two minutes on two cores: five rotations of the embedded MNIST, 15 degrees apart, and five methods."""
     chosen = [
         method("sgd"),
-        method("ogd", examples=100),
-        method("sketchogd", rank=150, examples=500),
+        method("ogd", examples=60),
+        method("sketchogd", rank=150, examples=400),
         method("layer-sketch", ridge=0.2),
-        method("a-gem", per_task=120, batch=60),
+        method("a-gem", per_task=120, batch=30),
     ]
     training = Training(epochs=5, lr=0.01)
     size: dict[str, Any] = {"tasks": 5, "n_train": 2000, "n_test": 2000, "degrees": 15.0}

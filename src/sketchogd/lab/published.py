@@ -118,7 +118,8 @@ def departures(benchmark: str, config: Mapping[str, Any], tasks: int) -> str:
     'epochs 3 instead of 30'
     """
     pairs = [(key, config.get(key), value) for key, value in PROTOCOL.items()]
-    pairs += [("n_train", config.get("n_train"), EXAMPLES.get(benchmark)), ("tasks", tasks, TASKS.get(benchmark))]
+    pairs += [("n_train", config.get("n_train"), EXAMPLES.get(benchmark)), ("n_test", config.get("n_test"), "all")]
+    pairs.append(("tasks", tasks, TASKS.get(benchmark)))
     return ", ".join(f"{key} {ours} instead of {theirs}" for key, ours, theirs in pairs if ours not in (None, theirs))
 
 

@@ -101,7 +101,7 @@ function lineChart(options) {
       return { style: s.style, name: s.label, value: options.format(s.y[i]) + spread, order: s.y[i] };
     }).filter(Boolean).sort((a, b) => b.order - a.order);
     tip.show(event ? event.clientX : area.left + (position / options.width) * area.width,
-      event ? event.clientY : area.top + 20, options.heading(stops[at]), rows);
+      event ? event.clientY : area.top + 20, options.heading(stops[at]), rows, event ? null : () => show(at));
   }
   const hide = () => { cursor.setAttribute("visibility", "hidden"); tip.hide(); };
   const nearest = (event) => {
@@ -166,7 +166,7 @@ function heatMap(matrix, [low, high], title) {
     focus.setAttribute("y", top + at[0] * cell);
     focus.setAttribute("visibility", "visible");
     tip.show(event ? event.clientX : area.left + (left + (at[1] + 1) * cell) * zoom, event ? event.clientY : area.top + at[0] * cell * zoom,
-      `${title}: ${fraction(matrix[at[0]][at[1]])}`, [{ name: `task ${at[1] + 1}, after training on task ${at[0] + 1}`, value: "" }]);
+      `${title}: ${fraction(matrix[at[0]][at[1]])}`, [{ name: `task ${at[1] + 1}, after training on task ${at[0] + 1}`, value: "" }], event ? null : () => show(...at));
   }
   const hide = () => { focus.setAttribute("visibility", "hidden"); tip.hide(); };
   interactive(root, { hide,

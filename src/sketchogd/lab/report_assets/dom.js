@@ -20,7 +20,7 @@ const byId = (id) => document.getElementById(id);
 
 const MISSING = "–";
 const known = (value) => typeof value === "number" && Number.isFinite(value);
-const fraction = (value) => (known(value) ? value.toFixed(3) : MISSING);
+const fraction = (value) => (known(value) ? value.toFixed(3).replace("-", "−") : MISSING);
 const signed = (value) => (known(value) ? (value < 0 ? "−" : "+") + Math.abs(value).toFixed(3) : MISSING);
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -70,8 +70,11 @@ const swatch = (style) =>
     svg("line", { x1: -2, x2: 16, y1: 7, y2: 7, stroke: colour(style), "stroke-width": 2, "stroke-dasharray": dash(style) }),
     marker(style, 7, 7, 4));
 
+// One brought up by the keyboard has a `follow`, which shows it again where its chart has scrolled to.
 const tip = {
-  show(clientX, clientY, title, rows) {
+  follow: null,
+  show(clientX, clientY, title, rows, follow = null) {
+    tip.follow = follow;
     const box = byId("tip");
     box.replaceChildren(el("b", {}, title), ...rows.map((row) =>
       el("div", {}, el("span", {}, row.style === undefined ? null : swatch(row.style), row.name), el("span", {}, row.value))));
@@ -81,5 +84,6 @@ const tip = {
     box.style.left = `${Math.max(6, Math.min(left, window.innerWidth - width - 6))}px`;
     box.style.top = `${Math.max(6, Math.min(clientY + 14, window.innerHeight - height - 6))}px`;
   },
-  hide() { byId("tip").hidden = true; },
+  hide() { tip.follow = null; byId("tip").hidden = true; },
+  scrolled() { if (tip.follow) tip.follow(); else tip.hide(); },
 };

@@ -67,7 +67,7 @@ function paretoFigure(benchmark, groups, shown, width) {
       { name: "memory", value: bytes(g.row.nbytes) }, { name: "forgetting", value: fraction(g.row.forgetting) }, { name: "seeds", value: String(g.row.n) }];
     const show = (event) => {
       const area = root.getBoundingClientRect(), zoom = area.width / width;
-      tip.show(event.clientX || area.left + px * zoom, event.clientY || area.top + py * zoom, g.label, rows);
+      tip.show(event.clientX || area.left + px * zoom, event.clientY || area.top + py * zoom, g.label, rows, event.type === "focus" ? () => show(event) : null);
     };
     root.append(svg("line", { x1: px, x2: px, y1: y(g.row.accuracy - g.row.accuracy_std), y2: y(g.row.accuracy + g.row.accuracy_std), stroke: colour(g.style), "stroke-width": 1.6 }),
       svg("g", { tabindex: "0", role: "img", "aria-label": `${g.label}: ${rows.map((r) => `${r.name} ${r.value}`).join(", ")}`,

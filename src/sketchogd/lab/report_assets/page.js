@@ -28,12 +28,12 @@
   let current = data.benchmarks[0];
 
   const runs = data.groups.reduce((sum, g) => sum + g.runs.length, 0);
-  const facts = [["runs", runs], ["benchmarks", data.benchmarks.length], ["methods and settings", new Set(data.groups.map((g) => g.label)).size]];
+  const facts = [[runs === 1 ? "run" : "runs", runs], [data.benchmarks.length === 1 ? "benchmark" : "benchmarks", data.benchmarks.length], ["methods and settings", new Set(data.groups.map((g) => g.label)).size]];
   if (data.ended) facts.push(["newest run", new Date(data.ended * 1000).toISOString().slice(0, 10)]);
   byId("facts").append(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
 
   byId("tables").append(...data.benchmarks.filter((b) => of(b, scored).length).map((b) => resultTable(b, of(b, scored))));
-  byId("table-notes").textContent = scored.length ? notes(scored) : "No finished run has accuracies yet.";
+  byId("table-notes").append(...(scored.length ? notes(scored) : ["No finished run has accuracies yet."]));
 
   const boxes = new Map(data.benchmarks.map((b) => [b, el("div", { class: "bench", "data-benchmark": b.name, hidden: "" })]));
   byId("panels").append(...boxes.values());
@@ -93,7 +93,7 @@
     for (const b of boxes.keys()) draw(b, 1000);
   });
   window.addEventListener("afterprint", () => { for (const b of boxes.keys()) draw(b); });
-  window.addEventListener("scroll", tip.hide, { passive: true });
+  window.addEventListener("scroll", tip.scrolled, { passive: true });
 
   if (scored.length) byId("timings").append(el("div", { class: "table" }, timingTable(scored, titles)));
   byId("run-table").append(runTable(data.groups, titles));

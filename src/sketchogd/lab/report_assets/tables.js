@@ -36,16 +36,18 @@ function methodName(group) {
       variant ? el("span", { class: "variant" }, variant) : null));
 }
 
+// A published value for the same protocol.
+const comparable = (row) => known(row.published) && !row.shortened;
+
 // Ours as a dot with one standard deviation; the published value as a bar over two of its own.
 function rangeCell(row, low, high) {
   const width = 150, height = 22, middle = height / 2;
   const x = (value) => 6 + ((value - low) / (high - low)) * (width - 12);
   const parts = [svg("line", { x1: 0, x2: width, y1: middle, y2: middle, stroke: "var(--line)" })];
-  if (known(row.published)) {
+  if (comparable(row)) {
     const left = x(row.published - 2 * row.published_std), right = x(row.published + 2 * row.published_std);
-    const opacity = row.shortened ? 0.35 : 1;
-    parts.push(svg("rect", { x: left, width: Math.max(right - left, 2), y: middle - 6, height: 12, rx: 2, fill: "var(--faint)", opacity: 0.38 * opacity }),
-      svg("line", { x1: x(row.published), x2: x(row.published), y1: middle - 7, y2: middle + 7, stroke: "var(--soft)", "stroke-width": 2, opacity }));
+    parts.push(svg("rect", { x: left, width: Math.max(right - left, 2), y: middle - 6, height: 12, rx: 2, fill: "var(--faint)", opacity: 0.38 }),
+      svg("line", { x1: x(row.published), x2: x(row.published), y1: middle - 7, y2: middle + 7, stroke: "var(--soft)", "stroke-width": 2 }));
   }
   parts.push(svg("line", { x1: x(row.accuracy - row.accuracy_std), x2: x(row.accuracy + row.accuracy_std), y1: middle, y2: middle, stroke: "var(--ink)", "stroke-width": 1.6 }),
     svg("circle", { cx: x(row.accuracy), cy: middle, r: 4.2, fill: "var(--ink)" }));
@@ -65,14 +67,14 @@ function differenceCell(row) {
 function resultTable(benchmark, groups) {
   const rows = groups.map((group) => group.row);
   const ends = rows.flatMap((row) => [row.accuracy - row.accuracy_std, row.accuracy + row.accuracy_std]
-    .concat(known(row.published) ? [row.published - 2 * row.published_std, row.published + 2 * row.published_std] : []));
+    .concat(comparable(row) ? [row.published - 2 * row.published_std, row.published + 2 * row.published_std] : []));
   const [low, high] = padded(Math.min(...ends), Math.max(...ends));
   const best = Math.max(...rows.map((row) => row.accuracy));
   const columns = [
     { title: "Method", class: "left", value: (g) => g.label, cell: methodName },
     { title: el("span", { class: "ends" }, el("span", {}, low.toFixed(2)), el("span", {}, high.toFixed(2))), class: "wide", cell: (g) => rangeCell(g.row, low, high), help: "dot: ours ± one standard deviation; bar: published ± two" },
     { title: "Accuracy", descending: true, value: (g) => g.row.accuracy, cell: (g) => el("span", { class: g.row.accuracy === best ? "best" : null }, withSpread(g.row.accuracy, g.row.accuracy_std, g.row.n)) },
-    { title: "Published", descending: true, value: (g) => g.row.published, cell: (g) => known(g.row.published) ? el("span", { title: g.row.published_table === "table1" ? "table 1" : "table 2" }, withSpread(g.row.published, g.row.published_std, 5)) : el("span", { class: "dim" }, MISSING) },
+    { title: "Published", descending: true, value: (g) => g.row.published, cell: (g) => known(g.row.published) ? el("span", { class: comparable(g.row) ? null : "dim", title: g.row.published_table === "table1" ? "table 1" : "table 2" }, withSpread(g.row.published, g.row.published_std, 5)) : el("span", { class: "dim" }, MISSING) },
     { title: "Difference", descending: true, value: (g) => g.row.difference, cell: (g) => differenceCell(g.row) },
     { title: "Forgetting", value: (g) => g.row.forgetting, cell: (g) => withSpread(g.row.forgetting, g.row.forgetting_std, g.row.n) },
     { title: "Learning", descending: true, value: (g) => g.row.learning, cell: (g) => withSpread(g.row.learning, g.row.learning_std, g.row.n) },
@@ -84,14 +86,15 @@ function resultTable(benchmark, groups) {
 }
 
 function notes(groups) {
-  const list = ["Beside the names, the dot is ours ± one standard deviation, the bar published ± two."];
+  const bar = groups.some((g) => g.row && comparable(g.row)) ? ", the bar published ± two" : "";
+  const list = [];
   if (groups.some((g) => g.keeps_examples)) list.push("† keeps training examples of earlier tasks; the other methods do not.");
   const second = groups.filter((g) => g.row && g.row.published_table === "table2");
   if (second.length) list.push(`Published values are the paper’s table 1; table 2 for ${[...new Set(second.map((g) => g.label))].join(", ")}.`);
   else if (groups.some((g) => g.row && known(g.row.published))) list.push("Published values are the paper’s table 1.");
   const shortened = [...new Set(groups.filter((g) => g.row && known(g.row.published)).map((g) => g.row.shortened).filter(Boolean))];
   if (shortened.length) list.push(`Not compared (n/a), because the runs depart from the published protocol: ${shortened.join("; ")}.`);
-  return list.join(" ");
+  return [el("span", { class: "wide" }, `Beside the names, the dot is ours ± one standard deviation${bar}. `), list.join(" ")];
 }
 
 function timingTable(groups, titles) {

@@ -1,0 +1,32 @@
+"""A stream of one's own: any list of tasks, here points in the plane whose two classes turn from task to task.
+
+Run it: python examples/own_stream.py
+"""
+
+import math
+
+import torch
+
+from sketchogd.lab.configs import Training
+from sketchogd.lab.methods import method
+from sketchogd.lab.models import mlp
+from sketchogd.lab.streams import Task, from_datasets
+from sketchogd.lab.train import fit
+
+
+def turned(angle: float, place: int, n: int = 200) -> Task:
+    """Points around a centre of their own, with a line through it, turned by `angle`, between the classes."""
+    x = torch.randn(2 * n, 2, generator=torch.Generator().manual_seed(place))
+    y = (x @ torch.tensor([math.cos(angle), math.sin(angle)]) > 0).long()
+    x = torch.cat([x, torch.eye(4)[place].expand(2 * n, 4)], dim=1)
+    return Task(x[:n], y[:n], x[n:], y[n:], name=f"turned {math.degrees(angle):.0f}°", classes=2)
+
+
+if __name__ == "__main__":
+    stream = from_datasets([turned(i * math.pi / 4, i) for i in range(4)], name="turning-line")
+    for name in ("sgd", "sketchogd", "layer-sketch", "replay"):
+        settings = {"rank": 100} if name == "sketchogd" else {}
+        model = mlp(6, (64, 64), 2, seed=1)
+        result = fit(stream, model, method(name, **settings), Training(epochs=20, lr=0.05))
+        final = "  ".join(f"{score:.2f}" for score in result.accuracy[-1])
+        print(f"{name:14} {final}   mean {result.summary.average_accuracy:.3f}  {result.ledger['nbytes']:>9,} bytes")

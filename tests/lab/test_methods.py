@@ -1,0 +1,186 @@
+"""Methods: names, settings, sizes from budgets, and the common interface that the training loop relies on."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import sketchogd as so
+from sketchogd.baselines.examples import bytes_of_example
+from sketchogd.lab.learners import Protected
+from sketchogd.lab.methods import KINDS, Setup, build, method, unknown
+
+NAMES = [
+    "sgd",
+    "ogd",
+    "random-ogd",
+    "pca-ogd",
+    "sketchogd-1",
+    "sketchogd-2",
+    "sketchogd-3",
+    "sketchogd",
+    "fd-ogd",
+    "ipca-ogd",
+    "layer-sketch",
+    "gpm",
+    "a-gem",
+    "ewc",
+    "si",
+    "replay",
+]
+SMALL = {
+    "ogd": {"examples": 8},
+    "random-ogd": {"capacity": 12},
+    "pca-ogd": {"samples": 8, "components": 4},
+    "sketchogd-1": {"rank": 10},
+    "sketchogd-2": {"rank": 10},
+    "sketchogd-3": {"rank": 5, "corank": 6},
+    "sketchogd": {"rank": 10},
+    "fd-ogd": {"rank": 8, "buffer": 2},
+    "ipca-ogd": {"rank": 8, "buffer": 2},
+    "a-gem": {"per_task": 5, "batch": 8},
+    "replay": {"capacity": 9, "batch": 4},
+}
+P = 12 * 16 + 16 + 16 * 3 + 3
+
+
+def setup(seed: int = 0, tasks: int = 3) -> Setup:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cost = bytes_of_example(torch.zeros(1, 12), torch.zeros(1, dtype=torch.int64))
+    return Setup(model, optimizer, lambda x, y, group: cross_entropy(model(x), y), tasks, cost, seed=seed)
+
+
+def task(t: int, n: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(100 + t)
+    return torch.randn(n, 12, generator=g), torch.randint(0, 3, (n,), generator=g)
+
+
+def train(given: Setup, learner, tasks) -> None:
+    for t in tasks:
+        x, y = task(t)
+        for i in range(6):
+            batch = slice(3 * i, 3 * i + 3)
+            given.optimizer.zero_grad()
+            cross_entropy(given.model(x[batch]), y[batch]).backward()
+            learner.before_step(x[batch], y[batch], 0)
+            given.optimizer.step()
+            learner.after_step()
+        learner.settle()
+        learner.end_task(x, y, 0)
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([t.detach().flatten() for t in model.parameters()])
+
+
+def test_every_name_of_the_plan_is_there() -> None:
+    assert list(KINDS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_trains_and_its_state_continues_to_the_same_weights(name: str) -> None:
+    settings = method(name, every=4, **SMALL.get(name, {}))
+    assert json.loads(json.dumps(asdict(settings)))["name"] == name
+    given = setup()
+    learner = build(settings, given)
+    start = flat(given.model)
+    train(given, learner, range(2))
+    assert not torch.equal(flat(given.model), start)
+    other = setup()
+    other.model.load_state_dict(given.model.state_dict())
+    resumed = build(settings, other)
+    resumed.load_state_dict(learner.state_dict())
+    assert resumed.nbytes == learner.nbytes
+    assert (learner.nbytes > 0) == (name != "sgd")
+    train(given, learner, [2])
+    train(other, resumed, [2])
+    assert torch.equal(flat(given.model), flat(other.model))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("sgd", "ogd")])
+def test_a_budget_is_kept_and_mostly_used(name: str) -> None:
+    given = setup()
+    budget = 40_000
+    learner = build(method(name, every=2, budget=budget), given)
+    train(given, learner, range(3))
+    assert learner.nbytes <= budget
+    one = {"a-gem": 3 * given.example_nbytes, "replay": given.example_nbytes}.get(name, 16 * P * 2)
+    if name in ("a-gem", "random-ogd", "sketchogd", "sketchogd-1", "fd-ogd", "ipca-ogd"):
+        full = min(budget - one, 60 * given.example_nbytes) if name in ("a-gem", "replay") else budget / 2
+        assert learner.nbytes >= full
+
+
+def test_the_bytes_of_a_protection_are_those_of_its_ledger() -> None:
+    for every in (1, 5):
+        given = setup()
+        learner = build(method("sketchogd", every=every, rank=10), given)
+        assert isinstance(learner, Protected)
+        train(given, learner, range(2))
+        assert learner.nbytes == learner.protection.ledger().nbytes
+
+
+def test_random_ogd_keeps_equally_many_of_each_task() -> None:
+    given = setup(tasks=3)
+    learner = build(method("random-ogd", capacity=12), given)
+    assert isinstance(learner, Protected)
+    for t in range(3):
+        learner.end_task(*task(t))
+        assert learner.protection.memory.examples == 4 * (t + 1)
+    assert len(learner.protection.projector.basis) == 12
+
+
+def test_the_paper_s_sketches_keep_1200_vectors_of_length_p() -> None:
+    sketches = {
+        "sketchogd-1": so.GradientSketch(1200),
+        "sketchogd-2": so.ProductSketch(600, test_matrix=so.Gaussian(stored=True)),
+        "sketchogd-3": so.SymmetricSketch(299, 301, test_matrix=so.Gaussian(stored=True)),
+    }
+    for name, sketch in sketches.items():
+        given = setup()
+        built = build(method(name, every=1), given)
+        assert isinstance(built, Protected)
+        made = built.protection.memory.sketch
+        assert {**made.settings(), "seed": 0} == sketch.settings()
+        # beside the 1,200 vectors only square factors of the rank are kept
+        assert 0 <= sketch.cost(113_610) - 4 * 1200 * 113_610 <= 4 * 1200**2 + 8 * 1200
+
+
+def test_the_same_gradients_are_shown_to_all_methods_of_a_seed() -> None:
+    seen = {}
+    for name in ("ogd", "sketchogd-1"):
+        given = setup()
+        learner = build(method(name, examples=7, **({} if name == "ogd" else {"rank": 300})), given)
+        learner.end_task(*task(0))
+        B = learner.protection.projector.basis
+        seen[name] = B.T @ B
+    torch.testing.assert_close(seen["ogd"], seen["sketchogd-1"], atol=1e-4, rtol=0)
+
+
+def test_wrong_names_come_with_the_nearest_right_ones() -> None:
+    with pytest.raises(ValueError, match="did you mean sketchogd"):
+        method("sketchodg")
+    with pytest.raises(ValueError, match="did you mean ridge"):
+        method("layer-sketch", rigde=1.0)
+    with pytest.raises(ValueError, match="a budget determines rank"):
+        method("sketchogd", budget=1000, rank=3)
+    assert unknown("thing", "zzz", ["a"]) == "unknown thing 'zzz'; There are: a"
+
+
+@pytest.mark.parametrize(
+    ("name", "budget"), [("ewc", 100), ("si", 100), ("sketchogd", 100), ("gpm", 1500), ("ogd", 9**9)]
+)
+def test_a_budget_that_cannot_be_kept_is_refused(name: str, budget: int) -> None:
+    with pytest.raises(ValueError, match=r"bytes|budget"):
+        build(method(name, budget=budget), setup())
+
+
+def test_labels_name_what_is_not_as_usual() -> None:
+    assert method("sketchogd").label == "sketchogd"
+    assert method("sketchogd", rank=1200).label == "sketchogd"
+    assert method("layer-sketch", budget=2_000_000, ridge=0.1).label == "layer-sketch,ridge=0.1,budget=2000000"
+    assert method("ogd", every=1, examples=3).label == "ogd,every=1,examples=3"
