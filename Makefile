@@ -11,7 +11,7 @@ BIN := .venv/bin
 	touch $@
 
 demo: .venv/ready
-	$(BIN)/python examples/split_mnist.py
+	$(BIN)/sketchogd demo
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.functional import conv2d
 
 import sketchogd as so
-from sketchogd import signals
+from sketchogd import batches, signals
 from sketchogd.parameters import ProtectedParameters
 from sketchogd.uses import find_layers, patches
 
@@ -123,9 +123,9 @@ def test_inputs_as_tuples_and_mappings_and_outputs_as_objects():
     assert torch.allclose(first, plain)
     assert torch.allclose(second, plain)
     with pytest.raises(TypeError, match="no logits tensor"):
-        signals.logits_of(3)
+        batches.logits_of(3)
     with pytest.raises(ValueError, match="common first dimension"):
-        signals.batch_size((torch.zeros(2), torch.zeros(3)))
+        batches.batch_size((torch.zeros(2), torch.zeros(3)))
 
 
 def test_sequence_targets_sum_over_positions_and_skip_negative_ones():

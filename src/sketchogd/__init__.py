@@ -8,12 +8,13 @@ protection.remember(task)         # after each task
 """
 
 from . import theory
+from .batches import every_logit, log_likelihood, true_logit
 from .budget import Ledger
 from .errors import NonFiniteError, ProtectionError, ProtectionWarning, StorageError
 from .memory import GradientMemory, LayerSketch, Memory
 from .parameters import ProtectedParameters, excluding
 from .protect import Protection, protect
-from .signals import every_logit, layer_signals, log_likelihood, per_example_gradients, true_logit
+from .signals import layer_signals, per_example_gradients
 from .sketch import (
     AllRows,
     FrequentDirections,

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import storage
+from .batches import Output, batch_size, map_tensors
 from .budget import Ledger, memory_for
 from .errors import ProtectionError, StorageError
 from .memory import REGISTRY, GradientMemory, Held, Memory
 from .parameters import ProtectedParameters, Selection
 from .projection import UpdateProjection
 from .projector import Projector
-from .signals import Output, batch_size, map_tensors
 from .sketch import Sketch
 
 

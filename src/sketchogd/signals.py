@@ -9,106 +9,33 @@ The first batch decides, the fast path having to agree with one of the others on
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from .batches import (
+    Output,
+    batch_size,
+    call,
+    evaluating,
+    every_logit,
+    logits_of,
+    map_tensors,
+    map_tensors_of_output,
+    per_example,
+    true_logit,
+)
 from .errors import ProtectionWarning
 from .parameters import ProtectedParameters, Selection
 from .uses import Layer, Use, find_layers, input_rows, patches, record, sensitivity_rows
-
-Output = Callable[[Any, Any], Tensor]
-"""A scalar of one example: (its output, its target) → a tensor of one number."""
 
 EVERY_LOGIT_UP_TO = 16
 """With more logits than this, layer sensitivities are those of a few random combinations of them."""
 
 COMBINATIONS = 8
-
-
-def true_logit(output: Any, target: Tensor) -> Tensor:
-    """The logit of the true class; for sequences (T, C) with targets (T,) the sum over positions with target >= 0.
-
-    >>> true_logit(torch.tensor([0.1, 0.7]), torch.tensor(1))
-    tensor(0.7000)
-    """
-    logits = logits_of(output)
-    chosen = logits.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
-    return torch.where(target >= 0, chosen, torch.zeros_like(chosen)).sum()
-
-
-def log_likelihood(output: Any, target: Tensor) -> Tensor:
-    """The log-probability of the true class, summed over positions with target >= 0 for sequences."""
-    return true_logit(logits_of(output).log_softmax(-1), target)
-
-
-def every_logit(output: Any, target: Tensor) -> Tensor:
-    """All logits together: what layer memories remember by default. As a scalar, their sum."""
-    return logits_of(output).sum()
-
-
-def logits_of(output: Any) -> Tensor:
-    """The tensor in a model's output: itself, the "logits" entry or attribute, or the first element of a tuple."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, Mapping):
-        found = output.get("logits")
-    elif isinstance(output, (tuple, list)):
-        found = output[0]
-    else:
-        found = getattr(output, "logits", None)
-    if not isinstance(found, Tensor):
-        raise TypeError(
-            f"the model returned {type(output).__name__}, which has no logits tensor; "
-            "pass output=, a function of one example's output and target that gives a scalar"
-        )
-    return found
-
-
-# ---------------------------------------------------------------- batches and modes
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode inside the block; each one's own flag restored after, also on an exception."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    """model(inputs), a tuple or list being positional arguments and a mapping keyword arguments."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
-
-
-def map_tensors(function: Callable[[Tensor], Any], inputs: Any) -> Any:
-    """The same structure with the function applied to each of its tensors."""
-    if isinstance(inputs, Tensor):
-        return function(inputs)
-    if isinstance(inputs, Mapping):
-        return {key: map_tensors(function, value) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return tuple(map_tensors(function, value) for value in inputs)
-    return inputs
-
-
-def batch_size(inputs: Any) -> int:
-    """The common first dimension of the tensors in a batch. Raises ValueError if there is none."""
-    sizes: set[int] = set()
-    map_tensors(lambda t: sizes.add(t.shape[0] if t.ndim else -1), inputs)
-    if len(sizes) != 1 or -1 in sizes:
-        raise ValueError(f"a batch needs tensors with one common first dimension; got {sorted(sizes) or type(inputs)}")
-    return sizes.pop()
 
 
 # ---------------------------------------------------------------- per-example gradients
@@ -205,13 +132,6 @@ def _by_vmap(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
     return out
 
 
-def map_tensors_of_output(function: Callable[[Tensor], Tensor], output: Any) -> Any:
-    """Like `map_tensors` for what a model returned; an object of another kind is reduced to its logits."""
-    if isinstance(output, (Tensor, Mapping, tuple, list)):
-        return map_tensors(function, output)
-    return function(logits_of(output))
-
-
 def _by_loop(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
     parameters, b = signals.parameters, batch_size(inputs)
     out = torch.empty(b, parameters.p, dtype=parameters.dtype, device=parameters.device)
@@ -273,19 +193,6 @@ _PATHS: dict[str, Callable[[GradientSignals, Any, Any], Tensor]] = {
     "vmap": _by_vmap,
     "loop": _by_loop,
 }
-
-
-def per_example(function: Output, output: Any, targets: Any) -> Tensor:
-    """The scalar of every example (b,), from the outputs of a batch."""
-    if function is every_logit:
-        return logits_of(output).flatten(1).sum(1)
-    plain = output if isinstance(output, (Tensor, Mapping, tuple, list)) else logits_of(output)
-    try:
-        return vmap(function)(plain, targets)
-    except RuntimeError:
-        b = batch_size(plain)
-        pairs = ([map_tensors(lambda t: t[i], value) for value in (plain, targets)] for i in range(b))  # noqa: B023
-        return torch.stack([function(o, t).reshape(()) for o, t in pairs])
 
 
 def per_example_gradients(

@@ -226,8 +226,8 @@ def test_a_killed_process_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
         "from sketchogd.lab.configs import RunConfig, Training\n"
         "from sketchogd.lab.methods import method\n"
         "torch.set_num_threads(1)\n"
-        "training = Training(epochs=6, lr=0.01)\n"
-        "chosen = RunConfig('split-mnist', method('layer-sketch', rank=50), training, n_train=600, n_test=200)\n"
+        "training = Training(epochs=4, lr=0.01)\n"
+        "chosen = RunConfig('split-mnist', method('layer-sketch', rank=50), training, n_train=400, n_test=200)\n"
         "train.run(chosen, sys.argv[1])\n"
     )
 

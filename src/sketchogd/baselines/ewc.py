@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..batches import call, evaluating, log_likelihood, logits_of
 from ..parameters import ProtectedParameters, Selection
-from ..signals import GradientSignals, call, evaluating, log_likelihood, logits_of
+from ..signals import GradientSignals
 from ..testmatrix import derive_seed
 from .base import Baseline
 

@@ -81,7 +81,7 @@ class ExampleStore:
         self.draws = int(state["draws"])
         held = state["tensors"]
         if held:
-            self.inputs, self.targets = place(held["inputs"]), place(held["targets"])
+            self.inputs, self.targets = place(held["inputs"]).clone(), place(held["targets"]).clone()
             self.groups = held["groups"].clone()
 
 

@@ -2,7 +2,8 @@
 
 `fit` trains a model on a stream; `run` does the same for a `RunConfig`, which names everything, in a run folder:
 run.json gets `timings`, `ledger`, `steps` and `results`; accuracy.npz the matrix; events.jsonl an "evaluation" after
-each epoch with the accuracies of the tasks seen so far; spectra.npz the singular values of remembered gradients.
+each epoch with the accuracies of the tasks seen so far; spectra.npz the singular values of remembered gradients, and
+where all were kept what sketches of them leave out (`rank_errors`).
 Every random choice is derived from (seed, task, epoch), so a killed run goes on to the same numbers.
 """
 
@@ -20,13 +21,15 @@ from torch.nn.functional import cross_entropy
 
 from sketchogd.baselines import Baseline
 from sketchogd.baselines.examples import bytes_of_example
-from sketchogd.lab import atomicfile, metrics, models, records
+from sketchogd.batches import evaluating
+from sketchogd.lab import atomicfile, metrics, models, rank_errors, records
 from sketchogd.lab.configs import RunConfig, Training, make_optimizer, model_for, stream_of
 from sketchogd.lab.learners import Protected
 from sketchogd.lab.methods import Method, Setup, build
 from sketchogd.lab.tasks import Pair, Stream
+from sketchogd.memory import GradientMemory
 from sketchogd.parameters import ProtectedParameters, Selection
-from sketchogd.signals import evaluating
+from sketchogd.sketch import AllRows
 from sketchogd.testmatrix import derive_seed
 
 Progress = Callable[[float, float, str], None]
@@ -283,8 +286,12 @@ def _save_spectra(path: Path, learner: Baseline) -> None:
     if values is None or not len(values):
         return
     squares = values.square()
+    arrays = {"singular_values": values.cpu().numpy(), "stable_rank": np.array(float(squares.sum() / squares[0]))}
+    if isinstance(learner, Protected) and isinstance(learner.protection.memory, GradientMemory):
+        sketch = learner.protection.memory.sketch
+        arrays |= rank_errors.errors_over_rank(sketch) if isinstance(sketch, AllRows) else {}
     with atomicfile.replacing(path / "spectra.npz") as temporary, open(temporary, "wb") as file:
-        np.savez(file, singular_values=values.cpu().numpy(), stable_rank=np.array(float(squares.sum() / squares[0])))
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def _sizes(model: nn.Module, protected: Selection) -> dict[str, int]:

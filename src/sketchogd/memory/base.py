@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ..batches import Output
 from ..parameters import ProtectedParameters
 from ..projector import Projector
-from ..signals import Output
 
 REGISTRY: dict[str, type["Memory"]] = {}
 """Every memory by its name, which is how files refer to it."""

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..batches import Output, batch_size, true_logit
 from ..errors import NonFiniteError, StorageError
 from ..linalg import gram
 from ..parameters import ProtectedParameters
 from ..projector import BasisProjector
-from ..signals import GradientSignals, Output, batch_size, true_logit
+from ..signals import GradientSignals
 from ..sketch import REGISTRY as SKETCHES
 from ..sketch import Sketch
 from .base import Held, Memory

@@ -14,20 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..batches import Output, batch_size, call, evaluating, every_logit, logits_of
 from ..errors import NonFiniteError, StorageError
 from ..parameters import ProtectedParameters
 from ..projector import BasisProjector, LayerProjector, LayersProjector, soft_weights
-from ..signals import (
-    GradientSignals,
-    Output,
-    batch_size,
-    call,
-    deltas_of,
-    evaluating,
-    every_logit,
-    logits_of,
-    sign_rows,
-)
+from ..signals import GradientSignals, deltas_of, sign_rows
 from ..sketch import REGISTRY as SKETCHES
 from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch
 from ..testmatrix import derive_seed

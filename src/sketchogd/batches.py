@@ -1,0 +1,113 @@
+"""One batch and what a model makes of it: inputs of any form, outputs as logits, the scalar of each example.
+
+Letters: b examples, C logits of one example. Nothing here looks inside a model; `signals` does.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+Output = Callable[[Any, Any], Tensor]
+"""A scalar of one example: (its output, its target) → a tensor of one number."""
+
+
+def true_logit(output: Any, target: Tensor) -> Tensor:
+    """The logit of the true class; for sequences (T, C) with targets (T,) the sum over positions with target >= 0.
+
+    >>> true_logit(torch.tensor([0.1, 0.7]), torch.tensor(1))
+    tensor(0.7000)
+    """
+    logits = logits_of(output)
+    chosen = logits.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    return torch.where(target >= 0, chosen, torch.zeros_like(chosen)).sum()
+
+
+def log_likelihood(output: Any, target: Tensor) -> Tensor:
+    """The log-probability of the true class, summed over positions with target >= 0 for sequences."""
+    return true_logit(logits_of(output).log_softmax(-1), target)
+
+
+def every_logit(output: Any, target: Tensor) -> Tensor:
+    """All logits together: what layer memories remember by default. As a scalar, their sum."""
+    return logits_of(output).sum()
+
+
+def logits_of(output: Any) -> Tensor:
+    """The tensor in a model's output: itself, the "logits" entry or attribute, or the first element of a tuple."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        found = output.get("logits")
+    elif isinstance(output, (tuple, list)):
+        found = output[0]
+    else:
+        found = getattr(output, "logits", None)
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"the model returned {type(output).__name__}, which has no logits tensor; "
+            "pass output=, a function of one example's output and target that gives a scalar"
+        )
+    return found
+
+
+def per_example(function: Output, output: Any, targets: Any) -> Tensor:
+    """The scalar of every example (b,), from the outputs of a batch."""
+    if function is every_logit:
+        return logits_of(output).flatten(1).sum(1)
+    plain = output if isinstance(output, (Tensor, Mapping, tuple, list)) else logits_of(output)
+    try:
+        return vmap(function)(plain, targets)
+    except RuntimeError:
+        b = batch_size(plain)
+        pairs = ([map_tensors(lambda t: t[i], value) for value in (plain, targets)] for i in range(b))  # noqa: B023
+        return torch.stack([function(o, t).reshape(()) for o, t in pairs])
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode inside the block; each one's own flag restored after, also on an exception."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """model(inputs), a tuple or list being positional arguments and a mapping keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def map_tensors(function: Callable[[Tensor], Any], inputs: Any) -> Any:
+    """The same structure with the function applied to each of its tensors."""
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    if isinstance(inputs, Mapping):
+        return {key: map_tensors(function, value) for key, value in inputs.items()}
+    if isinstance(inputs, (tuple, list)):
+        return tuple(map_tensors(function, value) for value in inputs)
+    return inputs
+
+
+def batch_size(inputs: Any) -> int:
+    """The common first dimension of the tensors in a batch. Raises ValueError if there is none."""
+    sizes: set[int] = set()
+    map_tensors(lambda t: sizes.add(t.shape[0] if t.ndim else -1), inputs)
+    if len(sizes) != 1 or -1 in sizes:
+        raise ValueError(f"a batch needs tensors with one common first dimension; got {sorted(sizes) or type(inputs)}")
+    return sizes.pop()
+
+
+def map_tensors_of_output(function: Callable[[Tensor], Tensor], output: Any) -> Any:
+    """Like `map_tensors` for what a model returned; an object of another kind is reduced to its logits."""
+    if isinstance(output, (Tensor, Mapping, tuple, list)):
+        return map_tensors(function, output)
+    return function(logits_of(output))
