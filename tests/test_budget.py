@@ -68,8 +68,8 @@ def test_copies_are_counted_when_steps_are_projected_together():
     model = mlp()
     weights = 4 * 113_610
     parameters = ProtectedParameters(model)
-    with_copy = memory_for(1_000_000, parameters, weights, 0)
-    without = memory_for(1_000_000, parameters, 0, 0)
+    with_copy = memory_for(1_000_000, parameters, weights, 0).memory
+    without = memory_for(1_000_000, parameters, 0, 0).memory
     assert with_copy.rank < without.rank
     assert with_copy.cost(parameters) + weights <= 1_000_000
 

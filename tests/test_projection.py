@@ -358,6 +358,8 @@ def test_a_basis_in_bfloat16_still_does_not_leak():
     protection.remember([data()])
     exact = memory.sketch.basis()
     assert protection.projector.basis.dtype == torch.bfloat16
+    v = torch.randn(protection.parameters.p)
+    assert protection.projector.leak(protection.projector.project_(v)) < 1e-6  # in one pass
     start = flat(model)
     steps(model, optimizer, 50)
     assert protection.leak < 1e-6

@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .memory import GradientMemory, Held, LayerSketch, Memory
 from .parameters import ProtectedParameters
 from .sketch import ProductSketch
 from .sketch.base import largest_rank
+from .theory.advice import recommend, typical_spectrum
 from .uses import find_layers
 
 SMALLEST_RANK = 4
@@ -30,11 +32,19 @@ def parse_bytes(budget: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def memory_for(budget: str | int, parameters: ProtectedParameters, copies: int, seed: int) -> Memory:
+class Choice(NamedTuple):
+    """A memory that a budget picked, and why, in words."""
+
+    memory: Memory
+    reason: str
+
+
+def memory_for(budget: str | int, parameters: ProtectedParameters, copies: int, seed: int) -> Choice:
     """The memory that makes the most of a budget, `copies` bytes of it being needed beside the memory.
 
-    A layer memory where at least half of the parameters belong to layers (it needs the fewest bytes), otherwise a
-    product sketch of the gradients. Raises ValueError that says how many bytes are needed.
+    A layer memory where at least half of the parameters belong to layers (it needs the fewest bytes), otherwise the
+    sketch of the gradients that `theory.recommend` names for `theory.typical_spectrum`, there being no gradients yet.
+    Raises ValueError that says how many bytes are needed.
     """
     nbytes = parse_bytes(budget)
     layers = find_layers(parameters)
@@ -55,7 +65,19 @@ def memory_for(budget: str | int, parameters: ProtectedParameters, copies: int, 
             f"(rank {min(SMALLEST_RANK, limit)}) takes {needed:,} bytes{copy}. Raise the budget, or protect fewer "
             "parameters with parameters="
         )
-    return memory(rank)
+    if by_layer:
+        return Choice(
+            memory(rank),
+            f"{in_layers / parameters.p:.0%} of the parameters belong to layers, whose inputs and sensitivities take "
+            f"far fewer bytes than gradients of length {parameters.p:,}; rank {rank} is the largest that fits.",
+        )
+    # In rows, not bytes: without a stored test matrix every sketch takes the bytes of its rows, and they are counted.
+    advice = recommend(typical_spectrum(), vectors=rank, d=parameters.p)
+    return Choice(
+        GradientMemory(advice.sketch(seed)),
+        f"Most parameters belong to no layer, so gradients are sketched; {rank} rows fit. If their spectrum is like "
+        f"that of other networks: {advice.reason}",
+    )
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ class UpdateProjection:
         self.leak = 0.0
         self.reference: list[Tensor] | None = None
         self._projected = 0
+        self._moved: Tensor | float = 0.0
         self._twice = False
         self._handles: list[Any] = []
         self._optimizer: Optimizer | None = None
@@ -92,7 +93,7 @@ class UpdateProjection:
         closure = kwargs.get("closure") is not None or any(callable(argument) for argument in args[1:] + args[:1])
         if self.every == 1 and not closure and projects_gradients(optimizer, self.parameters):
             self.mode = "gradient"
-            self._project_gradients(projector)
+            self._project_gradients(projector, _rate(optimizer, self.parameters))
             return
         self.mode = "update"
         if self.pending == 0:
@@ -123,9 +124,18 @@ class UpdateProjection:
         if self.every == 1:
             self.reference = None  # a copy is kept between steps only where steps are projected together
         if projector is not None:
-            self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0))
+            self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), 1.0)
 
-    def _project_gradients(self, projector: Projector) -> None:
+    @property
+    def displacement(self) -> float:
+        """Σ ‖v − A v‖ over the projected updates v since the last reset: at least ‖Δw‖, by the triangle inequality.
+
+        Without a copy of the weights ‖Δw‖ itself is not known. Steps that go back and forth make the sum larger than
+        the distance; steps that are projected together (`every` > 1) enter by their joint displacement, which is less.
+        """
+        return float(self._moved)
+
+    def _project_gradients(self, projector: Projector, rate: float) -> None:
         def subtract(part: Tensor) -> None:
             for t, piece in zip(self.parameters.tensors, self.parameters.unflatten(part), strict=True):
                 if t.grad is None:
@@ -135,19 +145,26 @@ class UpdateProjection:
                     t.grad.sub_(piece.to(t.device))
 
         with torch.no_grad():
-            self._remove(projector, self.parameters.flatten([t.grad for t in self.parameters.tensors]), subtract)
+            self._remove(projector, self.parameters.flatten([t.grad for t in self.parameters.tensors]), subtract, rate)
 
-    def _remove(self, projector: Projector, v: Tensor, subtract: Callable[[Tensor], None]) -> None:
+    def _remove(self, projector: Projector, v: Tensor, subtract: Callable[[Tensor], None], scale: float) -> None:
         """Take A v off the weights or gradients; the meter looks now and then at what is left, A (v − A v).
 
         Rounding leaves a small part of v behind. Where the meter finds that this is a large part of what remains,
         because most of v was protected, a second pass A (v − A v) takes it off, from then on at every step.
+
+        The weights move by `scale` times what is left. Its norm costs no copy of v: A² <= A for every projector here,
+        so ‖v − A v‖² = ‖v‖² − 2 vᵀA v + ‖A v‖² <= ‖v‖² − ‖A v‖², with equality for a hard one.
         """
         self._projected += 1
         n = self._projected
         metered = n & (n - 1) == 0 or n % _METER_EVERY == 0
         rest = v.clone() if metered or self._twice else None
+        before = torch.linalg.vector_norm(v, dtype=torch.float64)
         part = projector.protected_part_(v)
+        after = torch.linalg.vector_norm(part, dtype=torch.float64)
+        # A tensor is added up, since reading a number would make a GPU wait at every step.
+        self._moved = self._moved + scale * (before.square() - after.square()).clamp_min(0).sqrt()
         subtract(part)
         if rest is None:
             return
@@ -169,8 +186,9 @@ class UpdateProjection:
                 copy.copy_(t.detach())
 
     def reset_meter(self) -> None:
-        """Forget the leak measured so far; a new projector begins."""
+        """Forget leak and displacement measured so far; a new projector begins."""
         self.leak, self._projected, self._twice = 0.0, 0, False
+        self._moved = 0.0
 
 
 def projects_gradients(optimizer: Optimizer, parameters: ProtectedParameters) -> bool:
@@ -185,6 +203,12 @@ def projects_gradients(optimizer: Optimizer, parameters: ProtectedParameters) ->
     plain = all(g["momentum"] == 0 and g["weight_decay"] == 0 for g in groups)
     same = len({float(g["lr"]) for g in groups}) == 1
     return plain and same and all(t.grad is None or not t.grad.is_sparse for t in parameters.tensors)
+
+
+def _rate(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
+    """The learning rate of the first protected parameter; in gradient mode all have the same."""
+    first = parameters.tensors[0]
+    return next(float(g["lr"]) for g in optimizer.param_groups if any(p is first for p in g["params"]))
 
 
 # ---------------------------------------------------------------- nothing is lost silently

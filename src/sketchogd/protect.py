@@ -58,8 +58,9 @@ def protect(
     if memory is None:
         assert budget is not None
         copies = sum(t.numel() * t.element_size() for t in chosen.tensors) if every > 1 else 0
-        memory = memory_for(budget, chosen, copies, seed)
-    elif isinstance(memory, Sketch):
+        memory, reason = memory_for(budget, chosen, copies, seed)
+        return Protection(chosen, optimizer, memory, output, every, reason)
+    if isinstance(memory, Sketch):
         memory = GradientMemory(memory)
     elif not isinstance(memory, Memory):
         raise TypeError(f"memory is a sketch or a memory such as so.LayerSketch(rank=200); got {memory!r}")
@@ -70,10 +71,17 @@ class Protection:
     """A memory of what was learned, attached to an optimizer. Made by `protect`."""
 
     def __init__(
-        self, parameters: ProtectedParameters, optimizer: Optimizer, memory: Memory, output: Output | None, every: int
+        self,
+        parameters: ProtectedParameters,
+        optimizer: Optimizer,
+        memory: Memory,
+        output: Output | None,
+        every: int,
+        reason: str | None = None,
     ) -> None:
         self.parameters = parameters
         self.memory = memory
+        self._reason = reason
         self._output = output
         self._projector: Projector | None = None
         self._stale = False
@@ -200,15 +208,28 @@ class Protection:
         return tuple(t.detach() for t in self.parameters.tensors)
 
     def diagnostics(self) -> dict[str, Any]:
-        """What is known about the protection, as plain numbers: examples, steps, leak, bytes, spectra."""
+        """What is known about the protection, as plain numbers: examples, steps, leak, bytes, spectra.
+
+        `reason`: why a budget picked this memory; None where the memory was given or loaded.
+        `displacement`: at most how far the projected steps have moved the weights since the last refresh, Σ ‖v‖.
+        `forgetting_estimate`: displacement · `memory.sensitivity()`, to first order an upper bound of the rms change of
+        a remembered output since then. For a model that is linear in its weights it is a bound; for others gradients
+        change on the way, which it does not see, and a small estimate is no promise (docs/theory.md). None where the
+        memory has no such number, or has observed what its projector does not know yet. Steps that wait for their
+        projection are not counted.
+        """
         self._current_projector()
+        sensitivity = None if self._stale else self.memory.sensitivity()
         return {
+            "reason": self._reason,
             "parameters": self.parameters.p,
             "examples": self.memory.examples,
             "steps": self._projection.steps,
             "every": self._projection.every,
             "mode": self.mode,
             "leak": self.leak,
+            "displacement": self._projection.displacement,
+            "forgetting_estimate": None if sensitivity is None else self._projection.displacement * sensitivity,
             "nbytes": self.ledger().nbytes,
             **self.memory.diagnostics(),
         }
@@ -260,7 +281,7 @@ class Protection:
         loaded = kind.from_meta(dict(meta))
         loaded.bind(self.parameters, self._output)
         loaded.load_state_dict({"meta": meta, "tensors": dict(tensors)})
-        self.memory = loaded
+        self.memory, self._reason = loaded, None
         self._projector, self._stale = None, bool(meta["stale"])
         if meta["remembered"]:
             self._refresh()

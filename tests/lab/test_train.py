@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,21 @@ import sketchogd as so
 from sketchogd.lab import records, train
 from sketchogd.lab.configs import RunConfig, Training, make_optimizer, model_for, stream_of
 from sketchogd.lab.methods import method
+from sketchogd.lab.models import LeNet
+from sketchogd.lab.presets import CIFAR_TRAINING
 from sketchogd.lab.streams import Task, from_datasets
 from sketchogd.testmatrix import derive_seed
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Steps this small are fastest on one thread, and far faster where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def points(place: int, classes: int = 3, n: int = 30, head: int = 0) -> Task:
@@ -129,6 +141,27 @@ def test_modes_and_heads(quirk: bool, tmp_path: Path) -> None:
     assert model.training is not quirk
     evaluations = [event["accuracy"] for event in folder.events()]
     assert [len(scores) for scores in evaluations] == [1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["layer-sketch", "a-gem", "ewc"])
+def test_the_network_of_split_cifar_trains_with_its_published_quirks(name: str) -> None:
+    def images(place: int) -> Task:
+        g = torch.Generator().manual_seed(place)
+        x, y = torch.randn(24, 3, 32, 32, generator=g), torch.randint(0, 5, (24,), generator=g)
+        return Task(x[:12], y[:12], x[12:], y[12:], name=f"images {place}", classes=5)
+
+    stream = from_datasets([images(0), images(1)], own_heads=True)
+    model = model_for(stream, 0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    settings = {"layer-sketch": {"rank": 8}, "a-gem": {"per_task": 4, "batch": 6}, "ewc": {"samples": 3}}[name]
+    training = replace(CIFAR_TRAINING, epochs=1, lr=0.01)
+    train.fit(stream, model, method(name, **settings), training, protected=LeNet.PROTECTED)
+    same = {key for key, value in model.state_dict().items() if torch.equal(value, before[key])}
+    frozen = {key for key in before if key.startswith("conv") and key.endswith(("weight", "bias"))}
+    assert frozen <= same
+    assert not same & {"wide.weight", "heads.0.weight", "heads.1.weight"}
+    assert int(model.conv1_norm.num_batches_tracked) == 1
+    assert not model.training
 
 
 def test_dropout_follows_the_seed_and_leaves_the_global_generator_alone() -> None:
@@ -273,7 +306,9 @@ def test_the_loop_needs_no_command_line_packages() -> None:
 def test_the_examples_are_short_and_run(name: str) -> None:
     path = ROOT / "examples" / f"{name}.py"
     assert len(path.read_text().splitlines()) < 40
-    found = subprocess.run([sys.executable, "-W", "error", str(path)], check=True, capture_output=True, text=True)
+    command = [sys.executable, "-W", "error", str(path)]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(command, check=True, capture_output=True, text=True, env=one_thread)
     scores = {line.split()[0]: line for line in found.stdout.splitlines()}
     assert "sgd" in scores
     assert len(scores) >= 3

@@ -216,18 +216,26 @@ def report(
 def inspect(
     path: Annotated[Path, typer.Argument(help="A file that Protection.save wrote.")], json_: Json = False
 ) -> None:
-    """What is in a memory file: what it remembers, with which settings, and where the bytes are."""
+    """What is in a memory file: what it remembers, how well, where the bytes are, and which sketch would be best."""
+    from dataclasses import asdict
+
+    from sketchogd.cli import inspecting
     from sketchogd.protect import describe
     from sketchogd.storage import read
 
     found = describe(path)
+    meta, tensors = read(path)
     leading = {
         name: [float(value) for value in tensor[:5]]
-        for name, tensor in read(path)[1].items()
+        for name, tensor in tensors.items()
         if name.rpartition(".")[2] == "values"
     }
+    sketches = inspecting.sketches_of(meta, tensors)
+    diagnoses = inspecting.diagnoses(sketches)
+    advice = inspecting.advice(sketches["sketch"]) if "sketch" in meta else None
     if json_:
-        show.as_json({**found, "leading_values": leading})
+        plain = None if advice is None else {k: v for k, v in asdict(advice).items() if k != "test_matrix"}
+        show.as_json({**found, "leading_values": leading, "diagnostics": diagnoses, "advice": plain})
         return
     protected = sum(_product(entry["shape"]) for entry in found["parameters"])
     show.out.print(f"memory of {found['memory']}: {found['examples']:,} examples, {protected:,} protected parameters")
@@ -243,6 +251,10 @@ def inspect(
     ]
     rows.append({"name": "total", "shape": "", "bytes": found["nbytes"], "leading values": ""})
     show.table(str(path), rows, {"name": str, "shape": str, "bytes": show.human_bytes, "leading values": str})
+    for name, diagnosis in diagnoses.items():
+        show.out.print(f"{name}: {inspecting.in_words(diagnosis)}", highlight=False)
+    if advice is not None:
+        show.out.print(f"at the same bytes: {advice.reason}", highlight=False)
 
 
 def _product(shape: list[int]) -> int:

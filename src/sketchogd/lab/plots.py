@@ -1,4 +1,4 @@
-"""The report's figures for print, by matplotlib: curves, accuracy matrices, accuracy over bytes, spectra.
+"""The report's figures for print, by matplotlib: curves, accuracy matrices, accuracy over bytes, spectra, errors.
 
 Each function takes the groups of one benchmark (`report.collect`) and returns a `Figure` that belongs to the caller:
 nothing is shown, no backend is chosen, and matplotlib is imported only when a figure is made. `T` tasks.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sketchogd.lab import atomicfile, metrics, published, report
+from sketchogd.lab import atomicfile, metrics, published, rank_errors, report
 from sketchogd.lab.report import Group
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def save_all(runs_folder: str | Path, out_folder: str | Path, formats: Sequence[
         "matrix": heat_maps,
         "pareto": pareto,
         "spectra": spectra,
+        "errors": errors_over_rank,
     }
     paths = []
     for benchmark in dict.fromkeys(group.benchmark for group in groups):
@@ -177,6 +178,41 @@ def spectra(groups: Sequence[Group]) -> "Figure | None":
     )
     axis.set_ylabel("singular value")
     axis.legend(frameon=False)
+    return figure
+
+
+def errors_over_rank(groups: Sequence[Group]) -> "Figure | None":
+    """Share of the gradients' energy that sketches of rank k leave out, measured, beside every bound; log axes.
+
+    From the first group with such data (`rank_errors`), its mean over seeds: OGD, which keeps the gradients themselves.
+    """
+    found = ((group, rank_errors.mean_of(run.path / "spectra.npz" for run in group.runs)) for group in groups)
+    group, data = next(((group, data) for group, data in found if data is not None), (None, None))
+    if group is None or data is None:
+        return None
+    drawn = {
+        "bound_product_printed": ("Theorem 3 as printed", 1, ":", None),
+        "bound_gradient": ("Theorem 1", 0, "--", None),
+        "error_gradient": ("gradient sketch, measured", 0, "-", "o"),
+        "bound_product_tight": ("Theorem 3, tight", 1, "--", None),
+        "error_product": ("product sketch, measured", 1, "-", "s"),
+        "optimum": ("optimum (SVD)", 6, "-", None),
+    }
+    figure = _figure(5.6, 3.6)
+    axis = figure.subplots()
+    for key, (label, style, dash, marker) in drawn.items():
+        axis.plot(data["k"], data[key], label=label, color=_colour(style), ls=dash, marker=marker, ms=4, lw=1.4)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xticks(data["k"], [f"{k:.0f}" for k in data["k"]])
+    axis.set_xticks([], minor=True)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+    axis.yaxis.set_minor_formatter(lambda value, _: f"{100 * value:g} %" if f"{value:e}"[0] in "25" else "")
+    axis.tick_params(which="both", labelsize=8)
+    benchmark = published.BENCHMARKS.get(group.benchmark, _text(group.benchmark))
+    _tidy(axis, f"{benchmark}, gradients of {_text(group.label)}", "rank k")
+    axis.set_ylabel("energy left out")
+    axis.legend(loc="lower left", frameon=False, fontsize=8)
     return figure
 
 

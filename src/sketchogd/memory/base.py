@@ -73,6 +73,13 @@ class Memory(ABC):
         """The projector for what was observed, valid until the next observe unless it is `separate`."""
 
     @abstractmethod
+    def sensitivity(self) -> float | None:
+        """c with (rms change of a remembered output) <= c ‖Δw‖ for every displacement Δw that the projector passes.
+
+        To first order in Δw, and for the scalar outputs of the examples observed. None where no such number is known.
+        """
+
+    @abstractmethod
     def merge(self, other: Any) -> None:
         """Take over what another memory of the same model remembers."""
 

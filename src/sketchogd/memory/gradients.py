@@ -13,7 +13,8 @@ from ..parameters import ProtectedParameters
 from ..projector import BasisProjector
 from ..signals import GradientSignals
 from ..sketch import REGISTRY as SKETCHES
-from ..sketch import Sketch
+from ..sketch import AllRows, ProductSketch, SecondMoment, Sketch
+from ..theory.bounds import nystrom_error
 from .base import Held, Memory
 
 
@@ -81,6 +82,23 @@ class GradientMemory(Memory):
             K = gram(self._basis)
             self._gram_inverse = torch.linalg.inv(K).to(self.parameters.dtype)
         return BasisProjector(self._basis, gram_inverse=self._gram_inverse)
+
+    def sensitivity(self) -> float | None:
+        """c = √(E/n), E = Tr(M − M̂) bounding the energy that the basis leaves out (`left_out`), n examples observed.
+
+        To first order the output of example e changes by g_eᵀΔw, so Σ_e (g_eᵀΔw)² = Δwᵀ M Δw with M = Σ g gᵀ. The
+        projector is hard: Δw = (I − P)Δw, P on the span of the basis. The sketch knows an M̂ <= M with range in that
+        span, so (I − P)M(I − P) = (I − P)(M − M̂)(I − P), and its largest eigenvalue is at most its trace, at most
+        Tr(M − M̂) = E. Hence Σ_e (g_eᵀΔw)² <= E ‖Δw‖². Equality needs all that is left out to lie in one direction, and
+        Δw in it; for a Δw that has nothing to do with M the change is smaller by about √p.
+
+        None for sketches without that certificate, and for a basis that was rounded, whose span is another one.
+        """
+        rounded = self.basis_dtype is not None and self.basis_dtype != self.sketch.dtype
+        left = left_out(self.sketch)
+        if left is None or rounded:
+            return None
+        return (left / self.sketch.count) ** 0.5 if self.sketch.count else 0.0
 
     def merge(self, other: "GradientMemory") -> None:
         """See `Memory`."""
@@ -156,16 +174,33 @@ def load_sketch(sketch: Sketch, meta: dict[str, Any], tensors: dict[str, Tensor]
         raise StorageError(f"{prefix}: {error}") from error
 
 
+def left_out(sketch: Sketch) -> float | None:
+    """Tr(M − M̂), by `theory.nystrom_error`, for sketches whose estimate has M̂ <= M; None for others.
+
+    It bounds E_G(B), what the basis leaves out of the rows. Product sketches have it (Nyström), and moments and all
+    rows, which leave out rounding only. The values of other sketches may overrate a direction.
+    """
+    if not isinstance(sketch, (ProductSketch, SecondMoment, AllRows)):
+        return None
+    return nystrom_error(sketch.spectrum()[0], sketch.energy)
+
+
 def sketch_diagnostics(sketch: Sketch) -> dict[str, Any]:
-    """Rank, captured energy, leading values and stable rank, estimated from the sketch itself."""
+    """Rank, captured energy, leading values and stable rank, estimated from the sketch itself.
+
+    `capacity`: 1 − rank / the most the sketch can have, 0 when new directions must share the place of old ones; None
+    for sketches that grow. `left_out`: at most so much energy lies outside the basis; None where nothing is certain.
+    """
     values, _ = sketch.spectrum()
     total, top = float(values.sum()), float(values[0]) if len(values) else 0.0
     return {
         "sketch": repr(sketch),
         "rows": sketch.count,
         "rank": len(values),
+        "capacity": None if sketch.rank_limit is None else 1.0 - len(values) / sketch.rank_limit,
         "energy": sketch.energy,
         "captured": min(1.0, total / sketch.energy) if sketch.energy else 0.0,
+        "left_out": left_out(sketch),
         "stable_rank": sketch.energy / top if top else 0.0,
         "values": [float(value) for value in values[:64]],
     }

@@ -263,6 +263,9 @@ class LayerSketch(Memory):
                 rest = BasisProjector(B, None if self.ridge == 0 else alpha)
         return LayersProjector(self.parameters, layers, places, rest, rest_indices)
 
+    def sensitivity(self) -> None:
+        """None: `theory.layer_change_bound` is in terms of what the optimizer proposed, and counts unseen pairs."""
+
     def _layer_projector(self, pair: _Pair) -> LayerProjector | None:
         if pair.counts is not None:
             input_values, V_a, trace = pair.counts, None, float(pair.counts.sum())

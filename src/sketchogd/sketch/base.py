@@ -113,6 +113,11 @@ class Sketch(ABC):
     def spectrum(self) -> tuple[Tensor, Tensor]:
         """(values (r,) in float64, rows (r, d)): estimated eigenpairs of Σ v vᵀ, largest first; rows as `basis`."""
 
+    @property
+    @abstractmethod
+    def rank_limit(self) -> int | None:
+        """The most rows a basis can have; None for a sketch that grows."""
+
     def merge(self: Self, other: Self) -> None:
         """Take over what `other` observed, as if this sketch had observed both streams. `other` keeps its state.
 
@@ -236,6 +241,11 @@ class FactoredSketch(Sketch):
             R, values = self._factorise()
             self.factor, self.values = R.to(self.dtype), values
         return self.values, self.rows[: len(self.values)]
+
+    @property
+    def rank_limit(self) -> int | None:
+        """See `Sketch`: as many as there are rows in S."""
+        return None if self.grows else min(len(self.rows), self.d)
 
     def _open(self) -> None:
         """Restore S, so that it can be added to."""

@@ -43,6 +43,11 @@ class SecondMoment(Sketch):
             )
         return cls()
 
+    @property
+    def rank_limit(self) -> int:
+        """All d directions."""
+        return self.d
+
     def _allocate(self) -> None:
         self.matrix = torch.zeros(self.d, self.d, dtype=self.dtype, device=self.device)
 

@@ -49,6 +49,10 @@ class PCARows(Sketch):
         """Always an error: the number of tasks is not known."""
         raise ValueError("PCARows grows with every task and has no budget; use ProductSketch or IncrementalPCA")
 
+    @property
+    def rank_limit(self) -> None:
+        """None: every task adds directions."""
+
     def _allocate(self) -> None:
         self.rows = torch.zeros(0, self.d, dtype=self.dtype, device=self.device)
         self.values = torch.zeros(0, dtype=torch.float64, device=self.device)

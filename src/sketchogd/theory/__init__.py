@@ -4,7 +4,7 @@ Rows, as everywhere in this library: G (n, d) has one gradient a row, a basis B 
 σ_1 >= σ_2 >= … are the singular values of G. docs/theory.md says what holds and how each statement is tested.
 """
 
-from .advice import Candidate, Recommendation, recommend
+from .advice import Candidate, Recommendation, completed_spectrum, recommend, typical_spectrum
 from .bounds import (
     Bound,
     bound_gradient_sketch,
@@ -37,6 +37,7 @@ __all__ = [
     "bound_product_sketch",
     "bound_product_sketch_given",
     "captured_energy",
+    "completed_spectrum",
     "expected_gradient_sketch",
     "expected_product_sketch",
     "forgetting",
@@ -56,4 +57,5 @@ __all__ = [
     "soft_layer_update",
     "stable_rank",
     "step_size_limit",
+    "typical_spectrum",
 ]

@@ -10,6 +10,7 @@ of method 2 with k + l rows, in the same memory.
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..sketch import GradientSketch, ProductSketch, Sketch, SymmetricSketch
@@ -109,6 +110,36 @@ def recommend(
     return Recommendation(
         best.kind, best.rank, best.expected_error, best.bound, _reason(found, spectrum), tuple(found), matrix
     )
+
+
+def typical_spectrum(directions: int = 2000) -> Tensor:
+    """σ_j = j^-0.58 (directions,) in float64: what to expect of gradients before any was seen.
+
+    Measured on 2,000 gradients of an MLP on MNIST: σ_1/σ_100 = 12 and σ_1/σ_1000 = 62. The exponent is that of the
+    least-squares line through the origin in logarithms, which gives 14 and 55. A power law says more of the fall than
+    of the head: its stable rank is 5, the measured one was 9.5.
+
+    >>> s = typical_spectrum()
+    >>> round(float(s[0] / s[99])), round(float(s[0] / s[999]))
+    (14, 55)
+    """
+    return torch.arange(1, directions + 1, dtype=torch.float64) ** -0.58
+
+
+def completed_spectrum(values: Tensor, energy: float, directions: int) -> Tensor:
+    """Singular values from what a sketch knows: √λ̂, and the energy it lacks spread evenly over further directions.
+
+    values λ̂ (r,) and energy Σ λ as of a sketch; directions: how many the rows can have, min(n, d). Spreading evenly is
+    the most pessimistic guess of a tail: nothing in it can be learned from a few directions.
+
+    >>> completed_spectrum(torch.tensor([4.0]), 6.0, 3)
+    tensor([2., 1., 1.], dtype=torch.float64)
+    """
+    known = values.detach().double().clamp_min(0).cpu()
+    further, lacking = directions - len(known), energy - float(known.sum())
+    if further <= 0 or lacking <= 0:
+        return known.sqrt()
+    return torch.cat([known, known.new_full((further,), lacking / further)]).sqrt()
 
 
 # ---------------------------------------------------------------- sizes
