@@ -110,7 +110,7 @@ def test_state_round_trips(name, finished, tmp_path):
         assert torch.equal(other.projector.project_(v.clone()), protection.projector.project_(v.clone()))
         assert other.memory.examples == 24
     assert sum(e.nbytes for e in loaded.ledger()) == sum(e.nbytes for e in protection.ledger())
-    assert not [f for f in os.listdir(tmp_path) if f.endswith(".part")]
+    assert not [f for f in os.listdir(tmp_path) if f.endswith(".tmp")]
 
 
 def test_a_budget_memory_adopts_the_settings_of_the_file(tmp_path):
@@ -227,7 +227,7 @@ def test_killed_while_saving_fifty_times(tmp_path):
             meta, tensors = storage.read(path)
             assert float(tensors["x"][0]) == float(tensors["x"][-1]) == meta["n"] >= newest
             newest = meta["n"]
-            for part in tmp_path.glob(".*.part"):
+            for part in tmp_path.glob(".*.tmp"):
                 interrupted += 1
                 part.unlink()
         forker.stdin.close()

@@ -5,11 +5,9 @@ its settings, counts, and the names and shapes of the parameters it belongs to; 
 tensors finds what the container does not.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from . import atomicfile
 from .errors import StorageError
 
 FORMAT = 1
@@ -25,23 +24,14 @@ _KEY = "sketchogd"
 
 
 def write(path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write a file so that at every moment `path` is either the old file or the whole new one."""
+    """Write a file so that at every moment `path` is either the old file or the whole new one.
+
+    A process that is killed while it writes leaves `.NAME.*.tmp` beside it, which can be deleted.
+    """
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     text = json.dumps(meta, sort_keys=False)
     payload = save(plain, metadata={_KEY: text, "sha256": _checksum(text, plain)})
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    _sync_folder(target.parent)
+    atomicfile.write_bytes(Path(path), payload)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -78,13 +68,3 @@ def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
         digest.update(t.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename durable, where the system lets a folder be opened."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from sketchogd.lab import atomicfile, checkpoints, records
+from sketchogd import atomicfile
+from sketchogd.lab import checkpoints, records
 from sketchogd.lab.checkpoints import CheckpointError
 from sketchogd.lab.fileformats import DataError
 from sketchogd.lab.records import RecordError, RunFolder, State

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from sketchogd.lab import atomicfile
+from sketchogd import atomicfile
 
 FORMAT = "sketchogd-checkpoint-1"
 

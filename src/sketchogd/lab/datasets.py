@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sketchogd.lab import atomicfile, sources
+from sketchogd import atomicfile
+from sketchogd.lab import sources
 from sketchogd.lab.fileformats import (
     CIFAR_FOLDER,
     PART_KEYS,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sketchogd.lab import atomicfile, metrics, published, rank_errors, report
+from sketchogd import atomicfile
+from sketchogd.lab import metrics, published, rank_errors, report
 from sketchogd.lab.report import Group
 
 if TYPE_CHECKING:

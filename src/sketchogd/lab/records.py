@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sketchogd.lab import atomicfile, checkpoints
+from sketchogd import atomicfile
+from sketchogd.lab import checkpoints
 from sketchogd.lab.fileformats import read_npz
 
 if sys.platform != "win32":

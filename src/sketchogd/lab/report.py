@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from sketchogd.lab import atomicfile, metrics, published, records, report_assets
+from sketchogd import atomicfile
+from sketchogd.lab import metrics, published, records, report_assets
 from sketchogd.lab.fileformats import DataError, read_npz
 from sketchogd.lab.records import RecordError, Run
 

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from sketchogd import atomicfile
 from sketchogd.baselines import Baseline
 from sketchogd.baselines.examples import bytes_of_example
 from sketchogd.batches import evaluating
-from sketchogd.lab import atomicfile, metrics, models, rank_errors, records
+from sketchogd.lab import metrics, models, rank_errors, records
 from sketchogd.lab.configs import RunConfig, Training, make_optimizer, model_for, stream_of
 from sketchogd.lab.learners import Protected
 from sketchogd.lab.methods import Method, Setup, build
