@@ -40,6 +40,20 @@ class GRU(nn.Module):
         return self.head(self.gru(x)[0][:, -1])
 
 
+class LoRA(nn.Module):
+    """A frozen layer with a trainable low-rank addition, and a trainable head."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(10, 16).requires_grad_(False)
+        self.lora_a = nn.Linear(10, 3, bias=False)
+        self.lora_b = nn.Linear(3, 16, bias=False)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.base(x) + self.lora_b(self.lora_a(x))))
+
+
 def mlp():
     return nn.Sequential(nn.Linear(10, 16), nn.ReLU(inplace=True), nn.Dropout(0.2), nn.Linear(16, 4))
 
@@ -81,6 +95,7 @@ MODELS = {
     "cnn": (cnn, images),
     "resnet": (resnet, images),
     "transformer": (TransformerEncoder, tokens),
+    "lora": (LoRA, lambda n, g: torch.randn(n, 10, generator=g)),
     "gru": (GRU, lambda n, g: torch.randn(n, 7, 5, generator=g)),
 }
 

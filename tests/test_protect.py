@@ -59,6 +59,8 @@ def test_remember_takes_loaders_mappings_and_a_limit():
     assert protection.memory.examples == 58
     protection.remember([])
     assert protection.memory.examples == 58
+    protection.remember(loader.dataset)
+    assert protection.memory.examples == 82
     with pytest.raises(TypeError, match="got tuple of length 3"):
         protection.remember([(x, y, y)])
     assert model.training
@@ -109,6 +111,8 @@ def test_a_wrong_batch_changes_nothing():
         protection.observe(torch.randn(4, 11), y[:4])
     with pytest.raises(ValueError, match="common first dimension"):
         protection.observe((x, x[:3]), y)
+    with pytest.raises(ValueError, match="24 inputs came with 23 targets"):
+        protection.observe(x, y[:-1])
     assert protection.memory.examples == 24
     assert model.training
 

@@ -10,7 +10,7 @@ from sketchogd.uses import find_layers, patches
 
 from . import models, reference
 
-SLOW = {"gru": "loop", "transformer": "vmap", "cnn": "vmap", "resnet": "vmap", "mlp": "fast"}
+SLOW = {"gru": "loop", "transformer": "vmap", "cnn": "vmap", "resnet": "vmap", "mlp": "fast", "lora": "fast"}
 
 
 @pytest.mark.filterwarnings("ignore:torch.func cannot")

@@ -160,9 +160,9 @@ class UpdateProjection:
         n = self._projected
         metered = n & (n - 1) == 0 or n % _METER_EVERY == 0
         rest = v.clone() if metered or self._twice else None
-        before = torch.linalg.vector_norm(v, dtype=torch.float64)
+        before = v.norm().double()
         part = projector.protected_part_(v)
-        after = torch.linalg.vector_norm(part, dtype=torch.float64)
+        after = part.norm().double()
         # A tensor is added up, since reading a number would make a GPU wait at every step.
         self._moved = self._moved + scale * (before.square() - after.square()).clamp_min(0).sqrt()
         subtract(part)

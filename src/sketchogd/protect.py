@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from . import storage
 from .batches import Output, batch_size, map_tensors
@@ -98,10 +99,13 @@ class Protection:
     def remember(self, batches: Iterable[Any], examples: int | None = None) -> None:
         """Remember a task: observe its batches, end the task, refresh the projector.
 
-        `batches` yields (inputs, targets), or mappings with "labels" (the rest are keyword inputs), or inputs alone
-        where no targets are needed. `examples` limits how many are taken, in the order they come.
+        `batches` is a loader, a list or a dataset that yields (inputs, targets), or mappings with "labels" (the rest
+        are keyword inputs), or inputs alone where no targets are needed. `examples` limits how many are taken, in the
+        order they come.
         """
         left = examples
+        if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
+            batches = DataLoader(batches, batch_size=256)
         for batch in batches:
             if left is not None and left <= 0:
                 break
@@ -124,7 +128,10 @@ class Protection:
         self.settle()
         device = self.parameters.device
         inputs, targets = (map_tensors(lambda t: t.to(device), value) for value in (inputs, targets))
-        if batch_size(inputs) == 0:
+        b = batch_size(inputs)
+        if targets is not None and batch_size(targets) != b:
+            raise ValueError(f"{b} inputs came with {batch_size(targets)} targets; one target an example is needed")
+        if b == 0:
             return
         self._stale = True
         if not self.memory.separate:
