@@ -51,6 +51,7 @@ def train(model, optimizer, x, y, n=4):
 # Run by a new Python: rebuild the model, load weights, optimizer and memory, and go on.
 CONTINUE = """
 import sys, torch
+torch.set_num_threads({threads})
 sys.path.insert(0, {root!r})
 from tests import models
 from tests.test_storage import MEMORIES, protected, train
@@ -84,7 +85,14 @@ def test_a_new_process_continues_to_the_same_bits(name, every, tmp_path):
 
     root, out = os.path.dirname(os.path.dirname(__file__)), str(tmp_path / "there.safetensors")
     script = CONTINUE.format(
-        root=root, name=name, every=every, weights=weights, optimizer=state, memory=memory, out=out
+        threads=torch.get_num_threads(),  # the order of summation depends on it
+        root=root,
+        name=name,
+        every=every,
+        weights=weights,
+        optimizer=state,
+        memory=memory,
+        out=out,
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
     theirs = torch.load(out + ".weights", weights_only=True)

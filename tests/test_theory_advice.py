@@ -11,15 +11,6 @@ from sketchogd.testmatrix import derive_seed
 STORED = so.Gaussian(stored=True)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Threads cost more than they bring on matrices of this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def held_out(index: int) -> tuple[Tensor, int]:
     """Singular values (n,) and a budget in vectors, drawn from five families with random settings."""
     generator = torch.Generator().manual_seed(derive_seed(index, "held out"))

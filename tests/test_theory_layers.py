@@ -13,15 +13,6 @@ from sketchogd.lab import models, streams
 from sketchogd.projector import LayerProjector
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Threads cost more than they bring on matrices of this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def rows(n: int, d: int, seed: int) -> Tensor:
     """Rows whose coordinates have falling sizes."""
     X = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

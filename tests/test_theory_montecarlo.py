@@ -20,15 +20,6 @@ DRAWS = 60
 SPECTRA = ["flat", "linear", "step", "exponential", "mnist"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Threads cost more than they bring on matrices of this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @cache
 def mnist_gradients() -> Tensor:
     """160 true-logit gradients (160, 113,410) of the paper's network on two tasks of Split MNIST, briefly trained."""

@@ -11,15 +11,6 @@ from sketchogd import theory
 from sketchogd.lab import models
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Threads cost more than they bring on matrices of this size."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def descend(
     G: Tensor, Y: Tensor, w: Tensor, B: Tensor | None, decay: float, rate: float, steps: int, alpha: float = 1.0
 ) -> Tensor:

@@ -16,15 +16,6 @@ from sketchogd.lab import grid
 SMALL = ["--tasks", "2", "--n-train", "60", "--n-test", "40", "--epochs", "1", "--lr", "0.01"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Steps this small are fastest on one thread, and far faster where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def call(*arguments: object, code: int = 0):
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == code, result.output

@@ -7,22 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from sketchogd.lab import grid, records, train
 from sketchogd.lab.configs import RunConfig, Training
 from sketchogd.lab.methods import method
 
 SMALL = {"tasks": 2, "n_train": 60, "n_test": 40}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Steps this small are fastest on one thread, and far faster where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def configs(*settings) -> list[RunConfig]:

@@ -47,15 +47,6 @@ SMALL = {
 P = 12 * 16 + 16 + 16 * 3 + 3
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Steps this small are fastest on one thread, and far faster where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def setup(seed: int = 0, tasks: int = 3) -> Setup:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 3))

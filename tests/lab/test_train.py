@@ -28,15 +28,6 @@ from sketchogd.testmatrix import derive_seed
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Steps this small are fastest on one thread, and far faster where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def points(place: int, classes: int = 3, n: int = 30, head: int = 0) -> Task:
     g = torch.Generator().manual_seed(place)
     x, y = torch.randn(2 * n, 6, generator=g), torch.randint(0, classes, (2 * n,), generator=g)
