@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -24,6 +25,7 @@ FAILED, WRONG, INTERRUPTED = 1, 2, 130
 """Exit codes: a run failed; the command cannot be carried out as given; Ctrl-C."""
 
 out = Console()
+out.width = max(out.width, 130)  # a narrower terminal wraps lines, which reads better than folded words
 err = Console(stderr=True)
 
 
@@ -62,7 +64,7 @@ def human_bytes(count: float | None) -> str:
 
 def table(title: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Callable[[Any], str]]) -> None:
     """Print rows; `columns` gives the heading (also the key) and how a value is written."""
-    grid = Table(title=title, title_justify="left", header_style="bold")
+    grid = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in columns:
         words = heading in ("benchmark", "method", "name", "note", "variant")
         grid.add_column(heading.replace("_", " "), justify="left" if words else "right", overflow="fold")
