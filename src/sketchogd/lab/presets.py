@@ -1,8 +1,8 @@
 """The paper's experiments and ours, each a function that returns a `Preset`: a name and the runs it consists of.
 
 Every memory setting of the paper is in this file; the numbers it prints are in `published`. The paper projects every
-step; these presets project the joint displacement of 50, which lands on the same constraint and takes minutes instead
-of hours on a CPU. `--every 1` is the paper's to the letter.
+step; these presets project the joint displacement of 50, which lands on the same constraint with a fiftieth of the
+projections. `--every 1` is the paper's to the letter.
 """
 
 from collections.abc import Callable, Sequence
