@@ -8,7 +8,8 @@ did. *gradient mode* (plain SGD, one step at a time): projecting the gradient gi
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .errors import ProtectionError, ProtectionWarning
-from .parameters import ProtectedParameters
+from .parameters import ProtectedParameters, local
 from .projector import Projector
 
 _METER_EVERY = 100
@@ -87,6 +88,8 @@ class UpdateProjection:
         self.reference, self.pending = None, 0
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.pending:
+            return  # the joint displacement counts from the copy made before the first of these steps
         projector = self.provide()
         if projector is None or projector.empty:
             return
@@ -96,8 +99,7 @@ class UpdateProjection:
             self._project_gradients(projector, _rate(optimizer, self.parameters))
             return
         self.mode = "update"
-        if self.pending == 0:
-            self._copy_weights()
+        self._copy_weights()
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.steps += 1
@@ -116,15 +118,30 @@ class UpdateProjection:
             return
         projector = self.provide()
         self.pending = 0
-        v = torch.empty(self.parameters.p, dtype=self.parameters.dtype, device=self.parameters.device)
+        v = torch.empty(self.parameters.width, dtype=self.parameters.dtype, device=self.parameters.device)
         for (parameter, place), before in zip(self.parameters.slices(), self.reference, strict=True):
-            out = v[place].view(parameter.shape)
-            out.copy_(parameter)
+            out = v[place].view(before.shape)
+            out.copy_(local(parameter))
             out -= before
         if self.every == 1:
             self.reference = None  # a copy is kept between steps only where steps are projected together
         if projector is not None:
             self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), 1.0)
+
+    @contextmanager
+    def joint(self, steps: int) -> Iterator[None]:
+        """Project the joint displacement of `steps` steps that the block takes without calling the optimizer."""
+        self.settle()
+        projector = self.provide()
+        if projector is None or projector.empty:
+            yield
+        else:
+            self.mode = "update"
+            self._copy_weights()
+            yield
+            self.pending = steps
+            self.settle()
+        self.steps += steps
 
     @property
     def displacement(self) -> float:
@@ -140,9 +157,8 @@ class UpdateProjection:
             for t, piece in zip(self.parameters.tensors, self.parameters.unflatten(part), strict=True):
                 if t.grad is None:
                     # A parameter without a gradient must move too where the projection of the others says so.
-                    t.grad = -piece.to(device=t.device, dtype=t.dtype)
-                else:
-                    t.grad.sub_(piece.to(t.device))
+                    t.grad = torch.zeros_like(t)
+                local(t.grad).sub_(piece.to(t.device))
 
         with torch.no_grad():
             self._remove(projector, self.parameters.flatten([t.grad for t in self.parameters.tensors]), subtract, rate)
@@ -158,13 +174,14 @@ class UpdateProjection:
         """
         self._projected += 1
         n = self._projected
-        metered = n & (n - 1) == 0 or n % _METER_EVERY == 0
+        metered = (n & (n - 1) == 0 or n % _METER_EVERY == 0) and not _capturing(v)
         rest = v.clone() if metered or self._twice else None
         before = v.norm().double()
         part = projector.protected_part_(v)
         after = part.norm().double()
         # A tensor is added up, since reading a number would make a GPU wait at every step.
-        self._moved = self._moved + scale * (before.square() - after.square()).clamp_min(0).sqrt()
+        left = projector.columns.vector_total(before.square() - after.square())
+        self._moved = self._moved + scale * left.clamp_min(0).sqrt()
         subtract(part)
         if rest is None:
             return
@@ -180,15 +197,20 @@ class UpdateProjection:
 
     def _copy_weights(self) -> None:
         if self.reference is None:
-            self.reference = [t.detach().clone() for t in self.parameters.tensors]
+            self.reference = [local(t.detach()).clone() for t in self.parameters.tensors]
         else:
             for copy, t in zip(self.reference, self.parameters.tensors, strict=True):
-                copy.copy_(t.detach())
+                copy.copy_(local(t.detach()))
 
     def reset_meter(self) -> None:
         """Forget leak and displacement measured so far; a new projector begins."""
         self.leak, self._projected, self._twice = 0.0, 0, False
         self._moved = 0.0
+
+
+def _capturing(v: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, in which numbers cannot be read."""
+    return v.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def projects_gradients(optimizer: Optimizer, parameters: ProtectedParameters) -> bool:
@@ -216,6 +238,8 @@ def _rate(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
 _guards: dict[int, "weakref.ReferenceType[UpdateProjection]"] = {}
 """Which projection protects a parameter, by the parameter's id."""
 _warned: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+_innocent: "weakref.WeakKeyDictionary[Optimizer, int]" = weakref.WeakKeyDictionary()
+"""Optimizers that move nothing that another one is protected for, with the number of parameters they had then."""
 _global_handle: Any = None
 
 
@@ -228,6 +252,7 @@ def _protector(parameter: Tensor) -> UpdateProjection | None:
 
 def _guard(projection: UpdateProjection, optimizer: Optimizer) -> None:
     global _global_handle
+    _innocent.clear()
     for key in [key for key, reference in _guards.items() if reference() is None]:
         del _guards[key]
     reference = weakref.ref(projection)
@@ -267,7 +292,8 @@ class _CopyWarning:
 
 
 def _watch_other_optimizers(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if optimizer in _warned:
+    held = sum(len(group["params"]) for group in optimizer.param_groups)
+    if _innocent.get(optimizer) == held or optimizer in _warned:
         return
     for group in optimizer.param_groups:
         for p in group["params"]:
@@ -282,3 +308,4 @@ def _watch_other_optimizers(optimizer: Optimizer, args: Any, kwargs: Any) -> Non
                 stacklevel=4,
             )
             return
+    _innocent[optimizer] = held

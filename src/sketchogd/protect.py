@@ -1,13 +1,14 @@
 """The front door: `protect` a model and its optimizer, and the `Protection` that this gives.
 
 The whole path of the data is here: batch → `memory.observe` (signals → sketches) → `memory.projector()` →
-`UpdateProjection` (optimizer hooks) → weights.
+`UpdateProjection` (optimizer hooks) → weights. With several processes (`distributed`) all of them call each method
+together, and the step from batch to sketches goes through a `Sharing`.
 """
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,10 +19,15 @@ from .batches import Output, batch_size, map_tensors
 from .budget import Ledger, memory_for
 from .errors import ProtectionError, StorageError
 from .memory import REGISTRY, GradientMemory, Held, Memory
-from .parameters import ProtectedParameters, Selection
+from .parameters import ProtectedParameters, Selection, local
 from .projection import UpdateProjection
 from .projector import Projector
 from .sketch import Sketch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from .distributed import Team
 
 
 def protect(
@@ -34,6 +40,8 @@ def protect(
     output: Output | None = None,
     every: int = 1,
     seed: int = 0,
+    group: "ProcessGroup | None" = None,
+    shard: bool = False,
 ) -> "Protection":
     """Protect what a model has learned: from now on every step of the optimizer spares what was remembered.
 
@@ -42,6 +50,10 @@ def protect(
     protected, by default all that require gradients. `output` is the scalar of an example that must not change: by
     default the true logit for gradient memories and every logit for layer memories. `every=m` projects the joint
     displacement of m steps. `seed` is for the memory that a budget picks.
+
+    With several processes (docs/distributed.md), each remembers its own examples and all get the same protection. The
+    process group is that of a DDP or FSDP2 model; give `group` for models that are neither. `shard=True` splits a
+    gradient sketch over the processes, each keeping p / R of its columns; a budget is then that of one process.
 
     >>> import torch, sketchogd as so
     >>> model = nn.Linear(4, 2)
@@ -54,18 +66,36 @@ def protect(
         raise ValueError('give exactly one of budget= (such as "2MB") and memory= (such as so.LayerSketch(rank=200))')
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every is the number of steps between projections, at least 1; got {every!r}")
-    inner = getattr(model, "_orig_mod", model)  # torch.compile wraps the module; its parameters are the same
+    inner, group = _unwrapped(model, group)
     chosen = ProtectedParameters(inner, parameters)
+    team = None
+    if group is not None or shard or chosen.split:
+        from .distributed.team import Team as Processes
+
+        team = Processes(chosen, group, shard)
     if memory is None:
         assert budget is not None
-        copies = sum(t.numel() * t.element_size() for t in chosen.tensors) if every > 1 else 0
+        copies = sum(local(t).numel() * t.element_size() for t in chosen.tensors) if every > 1 else 0
+        copies = int(chosen.columns.largest(copies))  # so that all processes choose the same
         memory, reason = memory_for(budget, chosen, copies, seed)
-        return Protection(chosen, optimizer, memory, output, every, reason)
+        return Protection(chosen, optimizer, memory, output, every, reason, team)
     if isinstance(memory, Sketch):
         memory = GradientMemory(memory)
     elif not isinstance(memory, Memory):
         raise TypeError(f"memory is a sketch or a memory such as so.LayerSketch(rank=200); got {memory!r}")
-    return Protection(chosen, optimizer, memory, output, every)
+    return Protection(chosen, optimizer, memory, output, every, team=team)
+
+
+def _unwrapped(model: nn.Module, group: "ProcessGroup | None") -> tuple[nn.Module, "ProcessGroup | None"]:
+    """The module inside torch.compile and DDP, whose parameters are the same, and DDP's process group."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            group = model.process_group if group is None else group
+            model = model.module
+        elif "_orig_mod" in dict(model.named_children()):
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model, group
 
 
 class Protection:
@@ -79,9 +109,11 @@ class Protection:
         output: Output | None,
         every: int,
         reason: str | None = None,
+        team: "Team | None" = None,
     ) -> None:
         self.parameters = parameters
         self.memory = memory
+        self._team = team
         self._reason = reason
         self._output = output
         self._projector: Projector | None = None
@@ -89,7 +121,11 @@ class Protection:
         self._projection = UpdateProjection(parameters, self._current_projector, every)
         self._projection.attach(optimizer)
         try:
+            if team is not None:
+                team.require_fit(memory)
             memory.bind(parameters, output)
+            if team is not None:
+                team.share(memory)
         except BaseException:
             self._projection.detach()
             raise
@@ -101,20 +137,16 @@ class Protection:
 
         `batches` is a loader, a list or a dataset that yields (inputs, targets), or mappings with "labels" (the rest
         are keyword inputs), or inputs alone where no targets are needed. `examples` limits how many are taken, in the
-        order they come.
+        order they come. With several processes, all call it, each with examples of its own, or with none; what a
+        DistributedSampler repeats is left out.
         """
-        left = examples
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
             batches = DataLoader(batches, batch_size=256)
-        for batch in batches:
-            if left is not None and left <= 0:
-                break
-            inputs, targets = split_batch(batch)
-            if left is not None:
-                take = min(left, batch_size(inputs))
-                inputs, targets = (map_tensors(lambda t: t[:take], value) for value in (inputs, targets))  # noqa: B023
-                left -= take
-            self.observe(inputs, targets)
+        if self._team is None:
+            for inputs, targets in _limited(batches, examples):
+                self.observe(inputs, targets)
+        else:
+            self._observe_together(_limited(batches, self._team.limit(batches, examples)))
         self.memory.end_task()
         self.refresh()
 
@@ -122,21 +154,39 @@ class Protection:
         """Remember one batch without a task's end: all of it or, on an error, nothing.
 
         The projector takes it into account from the next `refresh`, which the next optimizer step calls by itself
-        unless the memory has a separate basis.
+        unless the memory has a separate basis. With several processes, all call it; `observe(None)` brings nothing.
         """
+        if self._team is not None:
+            self._observe_together([] if inputs is None else [(inputs, targets)])
+            return
         self.parameters.require_unchanged()
         self.settle()
+        inputs, targets = self._placed(inputs, targets)
+        if batch_size(inputs) == 0:
+            return
+        self._outdate()
+        self.memory.observe(inputs, targets)
+
+    def _observe_together(self, batches: Iterable[tuple[Any, Any]]) -> None:
+        assert self._team is not None
+        self.parameters.require_unchanged()
+        self.settle()
+        self._outdate()
+        self._team.observe(self.memory, (self._placed(inputs, targets) for inputs, targets in batches))
+
+    def _placed(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        """A batch on the device of the parameters, checked."""
         device = self.parameters.device
         inputs, targets = (map_tensors(lambda t: t.to(device), value) for value in (inputs, targets))
         b = batch_size(inputs)
         if targets is not None and batch_size(targets) != b:
             raise ValueError(f"{b} inputs came with {batch_size(targets)} targets; one target an example is needed")
-        if b == 0:
-            return
+        return inputs, targets
+
+    def _outdate(self) -> None:
         self._stale = True
         if not self.memory.separate:
             self._projector = None
-        self.memory.observe(inputs, targets)
 
     def refresh(self) -> None:
         """Compute the projector for everything observed so far."""
@@ -145,6 +195,8 @@ class Protection:
         self._refresh()
 
     def _refresh(self) -> None:
+        if self._team is not None:
+            self._team.complete(self.memory)
         self._projector, self._stale = self.memory.projector(), False
         self._projection.reset_meter()
 
@@ -176,6 +228,8 @@ class Protection:
 
     def settle(self) -> None:
         """Project the steps that wait for it (`every` > 1), so that the weights are fit to be used or stored."""
+        if self.parameters.split:
+            self.parameters.require_unchanged()
         self._projection.settle()
 
     @contextmanager
@@ -183,6 +237,16 @@ class Protection:
         """`with protection.settled(): evaluate(model)`."""
         self.settle()
         yield
+
+    @contextmanager
+    def joint(self, steps: int) -> Iterator[None]:
+        """Project the joint displacement of `steps` steps that the block takes without the optimizer's hooks.
+
+        Replaying a CUDA graph does not call hooks: `with protection.joint(50):` around fifty replays protects them.
+        """
+        self.parameters.require_unchanged()
+        with self._projection.joint(steps):
+            yield
 
     def attach(self, optimizer: Optimizer) -> None:
         """Protect the steps of another optimizer from now on, instead of the last one's."""
@@ -198,7 +262,7 @@ class Protection:
     # ---------------------------------------------------------------- bytes and numbers
 
     def ledger(self) -> Ledger:
-        """Every tensor kept between steps, with its bytes."""
+        """Every tensor kept between steps, with its bytes; with several processes, in this one."""
 
         def held() -> Iterator[Held]:
             yield from self.memory.held()
@@ -212,7 +276,7 @@ class Protection:
         """The copy that `every` > 1 will keep is in the ledger from the start."""
         if self._projection.every == 1:
             return ()
-        return tuple(t.detach() for t in self.parameters.tensors)
+        return tuple(local(t.detach()) for t in self.parameters.tensors)
 
     def diagnostics(self) -> dict[str, Any]:
         """What is known about the protection, as plain numbers: examples, steps, leak, bytes, spectra.
@@ -250,12 +314,19 @@ class Protection:
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """{"meta": plain data, "tensors": {name: tensor}} with tensors of its own; settles first."""
+        """{"meta": plain data, "tensors": {name: tensor}} with tensors of its own; settles first.
+
+        With several processes it is in a form for torch.distributed.checkpoint, split tensors being DTensors.
+        """
         meta, tensors = self._state()
+        if self._team is not None:
+            meta, tensors = self._team.to_checkpoint(self.memory, meta, tensors)
         return {"meta": meta, "tensors": {name: t.detach().clone() for name, t in tensors.items()}}
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         self.settle()
+        if self._team is not None:
+            self._team.complete(self.memory)
         if self._stale and self.memory.separate:
             self._refresh()  # a separate basis is not stored; whoever loads this computes the same one
         state = self.memory.state_dict()
@@ -268,16 +339,54 @@ class Protection:
         self._load(state["meta"], state["tensors"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the memory to one safetensors file, atomically. The weights are yours to save; they are settled."""
-        storage.write(path, *self._state())
+        """Write the memory to one safetensors file, atomically. The weights are yours to save; they are settled.
+
+        With several processes, all call it and process 0 writes, with split tensors gathered in its main memory.
+        """
+        meta, tensors = self._state()
+        if self._team is None:
+            storage.write(path, meta, tensors)
+        else:
+            self._team.save(path, meta, tensors)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replace what is remembered by the contents of a file that `save` wrote; all or nothing."""
-        self._load(*storage.read(path))
+        self._load(*(storage.read(path) if self._team is None else self._team.read(path)))
+
+    def merge(self, other: "Protection | str | os.PathLike[str]") -> None:
+        """Also protect what another protection of the same model, or a file of one, remembers; all or nothing.
+
+        Raises ValueError, with the reason, for memories that were not made to be merged: sketches 2 and 3 need the same
+        settings and seed, sketch 1 another seed.
+        """
+        self.parameters.require_unchanged()
+        self.settle()
+        if self._team is not None:
+            self._team.complete(self.memory)
+        if isinstance(other, Protection):
+            other._state()  # settles, and completes what several processes share
+            memory = other.memory
+        else:
+            memory = self._loaded(*(storage.read(other) if self._team is None else self._team.read(other)))[0]
+        self.memory.merge(memory)
+        self._outdate()
+        self.refresh()
 
     def _load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.parameters.require_unchanged()
         self.settle()
+        loaded, meta = self._loaded(meta, tensors)
+        if self._team is not None:
+            self._team.share(loaded)
+        self.memory, self._reason = loaded, None
+        self._projector, self._stale = None, bool(meta["stale"])
+        if meta["remembered"]:
+            self._refresh()
+
+    def _loaded(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Memory, Mapping[str, Any]]:
+        """The memory of a state, bound to these parameters, with the state's plain data; nothing here is changed."""
+        if self._team is not None:
+            meta, tensors = self._team.from_checkpoint(meta, tensors)
         _require_same_parameters(self.parameters.describe(), meta["parameters"])
         for name, t in tensors.items():
             if not bool(t.isfinite().all()):
@@ -288,16 +397,27 @@ class Protection:
         loaded = kind.from_meta(dict(meta))
         loaded.bind(self.parameters, self._output)
         loaded.load_state_dict({"meta": meta, "tensors": dict(tensors)})
-        self.memory, self._reason = loaded, None
-        self._projector, self._stale = None, bool(meta["stale"])
-        if meta["remembered"]:
-            self._refresh()
+        return loaded, meta
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ProtectionError(
             "a Protection belongs to its model and optimizer and cannot be copied or pickled; use state_dict() or "
             "save(), and load into the protection of the copied model"
         )
+
+
+def _limited(batches: Iterable[Any], examples: int | None) -> Iterator[tuple[Any, Any]]:
+    """(inputs, targets) of each batch, until there were so many examples."""
+    left = examples
+    for batch in batches:
+        if left is not None and left <= 0:
+            break
+        inputs, targets = split_batch(batch)
+        if left is not None:
+            take = min(left, batch_size(inputs))
+            inputs, targets = (map_tensors(lambda t: t[:take], value) for value in (inputs, targets))  # noqa: B023
+            left -= take
+        yield inputs, targets
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:

@@ -46,7 +46,7 @@ def test_run_prints_a_table_or_json(tmp_path: Path) -> None:
 
 
 def test_options_reach_the_method(tmp_path: Path) -> None:
-    call("run", "split-mnist", "sketchogd", "-o", "rank=8", "--every", 3, *SMALL, "--out", tmp_path)
+    call("run", "split-mnist", "sketchogd-1", "-o", "rank=8", "--every", 3, *SMALL, "--out", tmp_path)
     (path,) = tmp_path.rglob("run.json")
     config = json.loads(path.read_text())["config"]
     assert (config["options"], config["every"], config["epochs"]) == ({"rank": 8}, 3, 1)
@@ -62,6 +62,11 @@ def test_options_reach_the_method(tmp_path: Path) -> None:
         (["run", "split-mnist", "layer-sketch", "--budget", "2 pints"], "2MB"),
         (["reproduce", "table3"], "table1"),
         (["reproduce", "table1", "--budget", "2MB"], "equal-bytes"),
+        (["reproduce", "table1", "--groups", "rank"], "ablations"),
+        (["reproduce", "ablations", "--groups", "rnak"], "rank"),
+        (["reproduce", "goals", "--methods", "sgd"], "no goal"),
+        (["pack", "nowhere"], "nowhere"),
+        (["results", "nowhere", "--write", "--check"], "one of"),
         (["inspect", "nowhere.safetensors"], "nowhere"),
         (["report", "nowhere"], "nowhere"),
         (["data", "--download", "minst", "--folder", "x"], "mnist"),
@@ -86,11 +91,11 @@ def test_a_failed_run_gives_exit_code_1_and_keeps_the_rest(tmp_path: Path) -> No
     monkey.setattr(grid, "run_grid", quick)
     try:
         result = call(
-            "reproduce", "equal-bytes", "--budget", "1kB", "--methods", "sketchogd,si", *few, "--json", code=1
+            "reproduce", "equal-bytes", "--budget", "2MB", "--methods", "gpm,si", "--seeds", "1", *few, "--json", code=1
         )
     finally:
         monkey.undo()
-    assert [config.method.budget for config in done] == [1000, 1000]
+    assert [config.method.budget for config in done] == [2_000_000, 2_000_000]
     assert "too small" in result.stderr
     assert json.loads(result.stdout) == []
 
@@ -124,3 +129,20 @@ def test_data_lists_the_embedded_set(tmp_path: Path) -> None:
 
 def test_bytes_are_written_for_people() -> None:
     assert [human_bytes(n) for n in (999, 1_500, 545_000_000, 7.7e9)] == ["999 B", "1.5 kB", "545.0 MB", "7.70 GB"]
+
+
+def test_runs_are_packed_and_reported_from_the_bundle(tmp_path: Path) -> None:
+    half = ["-o", "rank=8", "-o", "basis_dtype=bfloat16", "-o", "offload=cpu"]
+    out = call("run", "split-mnist", "sketchogd", *half, "--validation", 0.2, *SMALL, "--out", tmp_path / "runs")
+    assert " host " in out.stdout.replace("\n", " ")
+    result = call("pack", tmp_path / "runs", tmp_path / "results")
+    path = tmp_path / "results" / "runs" / "split-mnist.json"
+    assert "1 packed, 1 in all" in result.stderr
+    (row,) = json.loads(call("report", path, "--json").stdout)
+    assert row["nbytes"] > row["host_nbytes"] > row["nbytes"] / 2
+    assert row["shortened"].endswith("validation 0.2 instead of test data")
+    assert (tmp_path / "results" / "runs" / "report.html").exists()
+    assert "host" in call("report", path).stdout
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "finished runs" in call("pack", empty, code=2).stderr

@@ -1,7 +1,7 @@
 """Methods: names, settings, sizes from budgets, and the common interface that the training loop relies on."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ NAMES = [
     "sketchogd-2",
     "sketchogd-3",
     "sketchogd",
+    "gradient-ogd",
     "fd-ogd",
     "ipca-ogd",
     "layer-sketch",
@@ -39,6 +40,7 @@ SMALL = {
     "sketchogd-2": {"rank": 10},
     "sketchogd-3": {"rank": 5, "corank": 6},
     "sketchogd": {"rank": 10},
+    "gradient-ogd": {"rank": 10},
     "fd-ogd": {"rank": 8, "buffer": 2},
     "ipca-ogd": {"rank": 8, "buffer": 2},
     "a-gem": {"per_task": 5, "batch": 8},
@@ -184,3 +186,59 @@ def test_labels_name_what_is_not_as_usual() -> None:
     assert method("sketchogd", rank=1200).label == "sketchogd"
     assert method("layer-sketch", budget=2_000_000, ridge=0.1).label == "layer-sketch,ridge=0.1,budget=2000000"
     assert method("ogd", every=1, examples=3).label == "ogd,every=1,examples=3"
+
+
+def test_options_of_sketchogd_reach_the_memory() -> None:
+    learner = build(method("sketchogd", rank=6, test_matrix="gaussian", basis_dtype="bfloat16", offload="cpu"), setup())
+    assert isinstance(learner, Protected)
+    memory = learner.protection.memory
+    assert isinstance(memory, so.GradientMemory)
+    assert (memory.basis_dtype, memory.offload) == (torch.bfloat16, "cpu")
+    assert (
+        memory.sketch.settings()["test_matrix"] == so.ProductSketch(6, test_matrix="gaussian").settings()["test_matrix"]
+    )
+    sparse = build(method("sketchogd", rank=6, zeta=3), setup()).protection.memory.sketch
+    assert (
+        sparse.settings()["test_matrix"] == so.ProductSketch(6, test_matrix=so.SparseSign(3)).settings()["test_matrix"]
+    )
+    with pytest.raises(ValueError, match="did you mean sparse"):
+        build(method("sketchogd", test_matrix="sprase"), setup())
+
+
+def test_a_budget_with_an_offloaded_sketch_counts_what_is_on_the_device() -> None:
+    budget = 25_000
+    ranks = {}
+    for half in ({}, {"basis_dtype": "bfloat16", "offload": "cpu"}, {"basis_dtype": "bfloat16"}):
+        given = setup()
+        learner = build(method("sketchogd", budget=budget, **half), given)
+        assert isinstance(learner, Protected)
+        train(given, learner, range(3))
+        held = learner.tensors()
+        counted = sum(t.nbytes for name, t in held.items() if not (half.get("offload") and name.startswith("sketch.")))
+        assert 0.8 * budget < counted <= budget
+        ranks[len(half)] = learner.protection.memory.sketch.rank
+    assert ranks[2] > 1.5 * ranks[0] > ranks[1], "half the bytes a number give nearly twice the rank"
+
+
+def test_projected_gradients_equal_projected_updates_for_sgd_and_leak_with_adam() -> None:
+    def final(name: str, optimizer: type, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+        given = replace(setup(), optimizer=None)
+        given = replace(given, optimizer=optimizer(given.model.parameters(), lr=0.01))
+        learner = build(method(name, every=1, rank=40, **options), given)
+        train(given, learner, [0])
+        protection = learner.protection if isinstance(learner, Protected) else learner.learner.protection
+        B, before = protection.projector.basis.clone(), flat(given.model)
+        train(given, learner, [1])
+        moved = flat(given.model) - before
+        return moved, (B @ moved).norm() / moved.norm()
+
+    moved, leak = final("sketchogd", torch.optim.SGD)
+    other, other_leak = final("gradient-ogd", torch.optim.SGD)
+    torch.testing.assert_close(moved, other, atol=1e-6, rtol=1e-4)
+    assert max(leak, other_leak) < 1e-4
+    _, update_leak = final("sketchogd", torch.optim.Adam)
+    _, gradient_leak = final("gradient-ogd", torch.optim.Adam)
+    assert update_leak < 1e-4
+    assert gradient_leak > 0.05
+    with pytest.raises(ValueError, match="memory of gradient-ogd"):
+        build(method("gradient-ogd", memory="gpm"), setup())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sketchogd as so
-from sketchogd.lab import plots, rank_errors, report
+from sketchogd.lab import drawing, plots, rank_errors, report
 from sketchogd.lab.records import RunFolder
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -144,7 +144,7 @@ def test_save_all_writes_each_figure_in_each_format(groups, tmp_path):
 def test_page_and_print_share_their_colours():
     css = resources.files("sketchogd.lab.report_assets").joinpath("page.css").read_text(encoding="utf-8")
     light = dict(re.findall(r"--(c\d): (#\w+);", css[: css.index("@media")]))
-    assert [light[f"c{i}"] for i in range(len(plots.PALETTE))] == list(plots.PALETTE)
+    assert [light[f"c{i}"] for i in range(len(drawing.PALETTE))] == list(drawing.PALETTE)
 
 
 def test_matplotlib_is_imported_only_for_a_figure():

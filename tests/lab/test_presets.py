@@ -1,10 +1,16 @@
 """Presets: the paper's settings as PROTOCOL states them, in configs that can be written and told apart."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
-from sketchogd.lab import presets, published
+import sketchogd as so
+from sketchogd.baselines.examples import bytes_of_example
+from sketchogd.lab import comparisons, configs, models, presets, published, settings
+from sketchogd.lab.configs import RunConfig
+from sketchogd.lab.methods import Setup, build, method
 from sketchogd.lab.records import config_digest
 from sketchogd.lab.streams import BENCHMARKS
 
@@ -86,3 +92,111 @@ def test_wrong_names_are_refused() -> None:
         presets.table1(["split-mnist"], ["nothing"])
     with pytest.raises(ValueError, match="one seed"):
         presets.table1(seeds=0)
+
+
+def test_known_numbers_of_parameters_are_those_of_the_models() -> None:
+    for benchmark, p in settings.PARAMETERS.items():
+        if benchmark == "split-cifar100":
+            model = models.LeNet(20, 5)
+            assert so.ProtectedParameters(model, models.LeNet.PROTECTED).p == p
+        else:
+            config = RunConfig(benchmark, method("sgd"), tasks=2, n_train=20, n_test=20)
+            assert sum(t.numel() for t in configs.model_for(configs.stream_of(config), 0).parameters()) == p
+
+
+class Seen(Exception):
+    """Carries what a method was about to be built with, so that no large sketch is allocated."""
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_every_budget_of_equal_bytes_is_kept_and_used(benchmark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if benchmark == "split-cifar100":
+        model, chosen = models.LeNet(20, 5), models.LeNet.PROTECTED
+    else:
+        model, chosen = models.mlp(1024, outputs=2 if benchmark == "split-mnist" else 10), None
+    parameters = so.ProtectedParameters(model, chosen)
+    assert parameters.p == settings.PARAMETERS[benchmark]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    image = torch.zeros(1, 3, 32, 32) if benchmark == "split-cifar100" else torch.zeros(1, 1024)
+    example = bytes_of_example(image, torch.zeros(1, dtype=torch.int64))
+    assert example == comparisons.EXAMPLE_BYTES[benchmark]
+    given = Setup(model, optimizer, lambda x, y, group: x.sum(), TASKS[benchmark], example, chosen)
+
+    def memory_of(*_: object, memory: so.Memory | so.Sketch, **__: object) -> None:
+        raise Seen(memory)
+
+    monkeypatch.setattr(so, "protect", memory_of)
+    runs = presets.equal_bytes([benchmark], seeds=1).runs
+    seen: dict[str, list[int]] = {}
+    for run in runs:
+        budget = run.method.budget
+        try:
+            learner = build(run.method, given)
+        except Seen as found:
+            (memory,) = found.args
+        else:
+            assert run.method.name in ("a-gem", "replay", "ewc", "si")
+            assert (budget is None) == (run.method.name in ("ewc", "si"))
+            assert learner.nbytes <= (budget or 12 * parameters.p)
+            continue
+        memory = so.GradientMemory(memory) if isinstance(memory, so.Sketch) else memory
+        times = TASKS[benchmark] if run.method.name == "pca-ogd" else 1  # each task adds as much again
+        needed = times * memory.cost(parameters) + (4 * parameters.p if run.method.every > 1 else 0)
+        if run.method.options.get("offload"):
+            needed -= memory.sketch.cost(parameters.p)
+        assert budget is not None
+        assert needed <= budget, run.name
+        full = budget >= comparisons.LAYER_FULL_BYTES[benchmark] and run.method.name in ("layer-sketch", "gpm")
+        assert full or needed > (0.5 if run.method.name == "pca-ogd" else 0.8) * budget, f"{run.name} uses {needed}"
+        seen.setdefault(run.method.name, []).append(needed)
+    assert all(len(set(sizes)) == len(sizes) for sizes in seen.values()), "a budget gives the same memory again"
+
+
+def test_methods_with_runs_elsewhere_are_not_run_twice() -> None:
+    named = {(run.method.name, run.method.budget) for run in presets.equal_bytes(["rotated-mnist"], seeds=1).runs}
+    assert ("sketchogd-1", settings.PAPER_BYTES["rotated-mnist"]) not in named
+    assert ("fd-ogd", settings.PAPER_BYTES["rotated-mnist"]) in named
+    assert ("layer-sketch", 2_000_000) not in named
+    goals = {(run.method.name, run.method.budget) for run in presets.goals(["rotated-mnist"], seeds=1).runs}
+    assert {("sketchogd", settings.PAPER_BYTES["rotated-mnist"]), ("layer-sketch", 2_000_000)} <= goals
+
+
+def test_goals_are_those_of_the_issue() -> None:
+    wanted = {
+        "counted": (0.890, 0.830, 0.690, 0.676),
+        "bfloat16": (0.900, 0.843),
+        "tuned": (0.905, 0.925, 0.910, 0.665),
+        "one-rule": (0.905, 0.925, 0.910, 0.665),
+    }
+    goals = comparisons.goal_list()
+    assert {key: tuple(g.accuracy for g in goals if g.key == key) for key in wanted} == wanted
+    one = {json.dumps(dict(g.method.options)) for g in goals if g.key == "one-rule"}
+    assert len(one) == 1, "one rule is the same for all benchmarks"
+    half = next(g.method for g in goals if g.key == "bfloat16")
+    assert half.options["rank"] * 2 * settings.PARAMETERS["rotated-mnist"] == settings.PAPER_BYTES["rotated-mnist"]
+
+
+def test_nothing_is_tuned_on_test_data() -> None:
+    runs = presets.ridges().runs
+    assert {run.validation for run in runs} == {0.1}
+    assert {run.method.name for run in runs} == {"layer-sketch", "gpm", "ewc", "si"}
+    with pytest.raises(ValueError, match="something to tune"):
+        presets.ridges(methods=["sgd"])
+
+
+def test_ablations_vary_what_they_say() -> None:
+    runs = presets.ablations(["rotated-mnist"], groups=["every"]).runs
+    assert {run.method.every for run in runs} == {1, 10, 50, 100, 500, 1000}
+    assert len(runs) == 12
+    optimizers = presets.ablations(["rotated-mnist"], groups=["optimizer"]).runs
+    assert {run.training.optimizer for run in optimizers} == {"sgd", "adam"}
+    assert all(("optimizer=adam" in run.name) == (run.training.optimizer == "adam") for run in optimizers)
+    with pytest.raises(ValueError, match="did you mean rank"):
+        presets.ablations(groups=["rnak"])
+
+
+def test_two_runs_cannot_share_a_folder() -> None:
+    run = presets.table1(["split-mnist"], ["sgd"], seeds=1).runs[0]
+    assert settings.distinct([run, run]) == (run,)
+    with pytest.raises(ValueError, match="share the folder"):
+        settings.distinct([run, replace(run, training=replace(run.training, lr=1.0))])

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from sketchogd.lab import published, report
+from sketchogd.lab import published, rank_errors, report
 from sketchogd.lab.records import RecordError, RunFolder
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -101,6 +101,23 @@ def test_rows_are_means_over_seeds_beside_the_published_values(runs):
 def test_a_difference_is_marked_beyond_two_published_deviations_plus_ours(tmp_path, accuracy, outside):
     write_run(tmp_path, "sgd", 0, matrix(np.full(5, accuracy)))
     assert report.summary_table(tmp_path)[0]["outside"] is outside
+
+
+def test_the_best_method_is_paired_with_the_others_on_common_seeds(runs):
+    (pair,) = [row for row in report.page_data(runs)["pairs"] if row["benchmark"] == "split-mnist"]
+    # Both are shifted by the same amount with each seed; LayerSketch has one seed, and cannot be tested.
+    assert (pair["best"], pair["other"], pair["n"]) == ("SketchOGD-2", "SGD", 3)
+    assert pair["difference"] == pytest.approx(0.025)
+    assert pair["p_t"] == pytest.approx(0.0, abs=1e-6)
+    assert pair["p_sign_flip"] == pytest.approx(0.25)
+
+
+def test_errors_over_rank_are_on_the_page(runs):
+    path = next(runs.glob("*sketchogd-2*")) / "spectra.npz"
+    arrays = {key: np.array([0.5, 0.2]) for key in rank_errors.KEYS} | {"k": np.array([50, 79])}
+    np.savez(path, singular_values=np.ones(3), **arrays)
+    (errors,) = [group["errors"] for group in report.page_data(runs)["groups"] if "errors" in group]
+    assert errors == {key: values.tolist() for key, values in arrays.items()}
 
 
 def test_shortened_runs_are_not_compared(tmp_path):
@@ -291,6 +308,8 @@ def test_the_browser_would_report_errors_and_requests(browser, tmp_path):
 def test_page_shows_the_numbers_of_the_records(browser, runs, tmp_path, width, dark):
     write_run(runs, HOSTILE, 0, matrix(np.full(5, 0.5)))
     write_run(runs, "x" * 150, 0, matrix([0.5]), benchmark="y" * 150)
+    arrays = {key: np.array([0.5, 0.2]) for key in rank_errors.KEYS} | {"k": np.array([50, 79])}
+    np.savez(next(runs.glob("*sketchogd-2*")) / "spectra.npz", singular_values=10.0 / np.arange(1, 501), **arrays)
     page = report.write_html(runs, tmp_path / "page.html", title="A title & more")
     browser.open(page.as_uri(), width, dark)
     table = browser.js(
@@ -307,7 +326,13 @@ def test_page_shows_the_numbers_of_the_records(browser, runs, tmp_path, width, d
     assert kinds == ["curves", "pareto", "matrix"], "rotated MNIST comes first and has no spectra"
     browser.js("document.querySelectorAll('#benchmarks button')[1].click()")
     kinds = browser.js("[...document.querySelectorAll('.bench:not([hidden]) figure')].map(f => f.dataset.kind)")
-    assert kinds == ["curves", "pareto", "matrix", "spectra"]
+    assert kinds == ["curves", "pareto", "matrix", "spectra", "errors"]
+    paths = browser.js(
+        "document.querySelectorAll('.bench:not([hidden]) [data-kind=errors] svg.chart path[stroke]').length"
+    )
+    assert paths == 6, "two measured, three bounds and the optimum"
+    pairs = browser.js("[...document.querySelectorAll('#pairs tbody tr')].map(tr => tr.textContent)")
+    assert pairs == ["Split MNISTSketchOGD-2SGD+0.025< 0.0010.2503"]
     assert "SketchOGD-2 1.6" in browser.js("document.querySelector('[data-kind=spectra] figcaption').textContent")
     assert browser.js("document.documentElement.dataset.theme") == ("dark" if dark else "light")
     assert browser.js("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"

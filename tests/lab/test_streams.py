@@ -3,6 +3,7 @@
 import gc
 import math
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 from torch.nn.functional import pad
 
 from sketchogd.lab import datasets, streams, transforms
+from sketchogd.lab.configs import RunConfig, stream_of
 from sketchogd.lab.datasets import LabelledImages
+from sketchogd.lab.methods import method
 
 
 def turned_by_pillow(image: np.ndarray, degrees: float) -> np.ndarray:
@@ -301,3 +304,39 @@ def test_unknown_names_and_sizes_are_refused() -> None:
         streams.benchmark("rotated-mnist", tasks=0)
     with pytest.raises(ValueError, match="permutation of 64"):
         transforms.permute_pixels(random_images().x_train, torch.arange(10))
+
+
+@pytest.mark.parametrize("name", ["rotated-mnist", "split-mnist"])
+def test_validation_holds_out_a_share_of_each_class_and_never_shows_test_data(name):
+    whole = streams.benchmark(name, tasks=2, n_train=200, n_test=50)
+    held = streams.validation(whole, 0.1)
+    assert (len(held), held.name, held.classes, held.heads) == (2, name, whole.classes, whole.heads)
+    for t in range(2):
+        x, y = whole.train(t)
+        kept_x, kept_y = held.train(t)
+        out_x, out_y = held.test(t)
+        for label in y.unique():
+            n = int((y == label).sum())
+            assert int((out_y == label).sum()) == round(0.1 * n)
+            assert int((kept_y == label).sum()) == n - round(0.1 * n)
+            # What is held out are the last ones of the class, in order.
+            torch.testing.assert_close(torch.cat([kept_x[kept_y == label], out_x[out_y == label]]), x[y == label])
+
+
+def test_validation_needs_a_share_and_two_examples_of_a_class():
+    stream = streams.benchmark("split-mnist", tasks=1, n_train=2, n_test=2)
+    with pytest.raises(ValueError, match="one example"):
+        streams.validation(stream, 0.5).train(0)
+    for share in (0.0, 1.0, -0.1):
+        with pytest.raises(ValueError, match="share"):
+            streams.validation(stream, share)
+
+
+def test_a_config_with_validation_has_a_name_a_record_and_a_stream_of_its_own():
+    plain = RunConfig("split-mnist", method("sgd"), tasks=1, n_train=100, n_test=20)
+    held = replace(plain, validation=0.1)
+    assert "validation" not in plain.record()
+    assert held.record() == {**plain.record(), "validation": 0.1}
+    assert held.name == "split-mnist/sgd,validation=0.1/seed-0"
+    assert [len(y) for _, y in (stream_of(plain).train(0), stream_of(plain).test(0))] == [100, 20]
+    assert [len(y) for _, y in (stream_of(held).train(0), stream_of(held).test(0))] == [90, 10]

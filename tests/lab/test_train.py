@@ -21,7 +21,7 @@ from sketchogd.lab import records, train
 from sketchogd.lab.configs import RunConfig, Training, make_optimizer, model_for, stream_of
 from sketchogd.lab.methods import method
 from sketchogd.lab.models import LeNet
-from sketchogd.lab.presets import CIFAR_TRAINING
+from sketchogd.lab.settings import CIFAR_TRAINING
 from sketchogd.lab.streams import Task, from_datasets
 from sketchogd.testmatrix import derive_seed
 

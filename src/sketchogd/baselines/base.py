@@ -6,6 +6,7 @@ head need only group 0. `p` trained parameters.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +16,7 @@ Loss = Callable[[Tensor, Tensor, int], Tensor]
 
 
 class Baseline(ABC):
-    """A method that acts around the optimizer's steps. The three hooks do nothing unless a method needs them."""
+    """A method that acts around the optimizer's steps. The hooks do nothing unless a method needs them."""
 
     def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:  # noqa: B027 - a hook
         """After `backward` on this batch and before the optimizer's step: `.grad` may be changed."""
@@ -25,6 +26,13 @@ class Baseline(ABC):
 
     def settle(self) -> None:  # noqa: B027 - a hook
         """Bring the weights into the state in which they may be evaluated or stored."""
+
+    def plan(self, steps: int) -> None:  # noqa: B027 - a hook
+        """Choose now what is random about the next `steps` steps, so that they can be captured in a CUDA graph."""
+
+    def joint(self, steps: int) -> AbstractContextManager[None]:
+        """The block takes `steps` steps that no optimizer announces; what acts between steps acts after the block."""
+        return nullcontext()
 
     @abstractmethod
     def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:

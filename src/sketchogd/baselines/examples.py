@@ -23,6 +23,9 @@ class ExampleStore:
         self.targets: Tensor | None = None
         self.groups = torch.zeros(0, dtype=torch.int64)
         self._generator = torch.Generator()
+        self._planned: Tensor | None = None
+        self._at: Tensor | None = None
+        self._members: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -33,6 +36,8 @@ class ExampleStore:
 
     def append(self, inputs: Tensor, targets: Tensor, group: int) -> None:
         """Keep these examples as well."""
+        self._planned = None
+        self._members = {}
         inputs, targets = inputs.detach(), targets.detach()
         self.inputs = inputs.clone() if self.inputs is None else torch.cat([self.inputs, inputs])
         self.targets = targets.clone() if self.targets is None else torch.cat([self.targets, targets])
@@ -42,19 +47,48 @@ class ExampleStore:
         """Put another example in the place of one."""
         assert self.inputs is not None
         assert self.targets is not None
+        self._members = {}
         self.inputs[place], self.targets[place], self.groups[place] = example, target, group
+
+    def plan(self, steps: int, size: int) -> None:
+        """Draw the batches of the next `steps` steps now; `draw` then finds them on the device, one after another.
+
+        Needs examples of one group, or a `size` that takes all: otherwise the parts of a batch differ in size.
+        """
+        if self.inputs is None or size >= len(self):
+            return
+        if len(self.groups.unique()) > 1:
+            raise ValueError("batches of several groups cannot be planned: their parts differ in size")
+        rows = torch.stack([self._rows(size) for _ in range(steps)]).to(self.inputs.device)
+        if self._planned is not None and self._planned.shape == rows.shape and self._at is not None:
+            self._planned.copy_(rows)  # a graph reads both where they stood when it was captured
+            self._at.zero_()
+        else:
+            self._planned, self._at = rows, torch.zeros(1, dtype=torch.int64, device=rows.device)
+
+    def _rows(self, size: int) -> Tensor:
+        rows = torch.randperm(len(self), generator=self.generator("draw", self.draws))[:size]
+        self.draws += 1
+        return rows
 
     def draw(self, size: int) -> Iterator[tuple[Tensor, Tensor, int]]:
         """`size` examples without replacement (all, if there are no more), as (inputs, targets, group) by group."""
         assert self.inputs is not None
         assert self.targets is not None
-        rows = torch.arange(len(self))
-        if size < len(self):
-            rows = torch.randperm(len(self), generator=self.generator("draw", self.draws))[:size]
-        self.draws += 1
-        groups = self.groups[rows]
-        for group in groups.unique().tolist():
-            members = rows[groups == group].to(self.inputs.device)
+        if size >= len(self):
+            self.draws += 1
+            if not self._members:
+                for group in self.groups.unique().tolist():
+                    self._members[group] = (self.groups == group).nonzero().flatten().to(self.inputs.device)
+            chosen = self._members
+        elif self._planned is not None and self._at is not None:
+            chosen = {int(self.groups[0]): self._planned.index_select(0, self._at)[0]}
+            self._at += 1
+        else:
+            rows = self._rows(size)
+            groups = self.groups[rows]
+            chosen = {g: rows[groups == g].to(self.inputs.device) for g in groups.unique().tolist()}
+        for group, members in chosen.items():
             yield self.inputs.index_select(0, members), self.targets.index_select(0, members), group
 
     def gradient(self, size: int, loss: Loss, parameters: Sequence[Tensor]) -> tuple[list[Tensor | None], int]:

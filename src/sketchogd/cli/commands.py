@@ -8,9 +8,10 @@ import typer
 
 from sketchogd import __version__
 from sketchogd.budget import parse_bytes
-from sketchogd.cli import show
+from sketchogd.cli import merging, publishing, show, together
 from sketchogd.cli.results import columns, rows_of
 from sketchogd.lab import configs, datasets, grid, presets
+from sketchogd.lab.ablations import ABLATIONS
 from sketchogd.lab.configs import RunConfig, Training
 from sketchogd.lab.methods import KINDS, unknown
 from sketchogd.lab.streams import BENCHMARKS
@@ -52,9 +53,13 @@ def _main(
 def _carry_out(
     runs: tuple[RunConfig, ...], title: str, out: Path, jobs: int, device: str, data: Path | None, as_json: bool
 ) -> list[grid.Outcome]:
-    """Do the runs under a bar and print their table."""
-    with show.grid_bar(runs, quiet=as_json) as listener:
-        outcomes = grid.run_grid(runs, out, jobs=jobs, devices=device.split(","), data_folder=data, listener=listener)
+    """Do the runs under a bar and print their table; under torchrun all processes do each run together."""
+    if together.launched():
+        outcomes = together.carry_out(runs, out, device, data, quiet=as_json)
+    else:
+        with show.grid_bar(runs, quiet=as_json) as listener:
+            devices = device.split(",")
+            outcomes = grid.run_grid(runs, out, jobs=jobs, devices=devices, data_folder=data, listener=listener)
     rows = rows_of(runs, out)
     if as_json:
         show.as_json(rows)
@@ -99,6 +104,7 @@ def run(
     tasks: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
     n_train: Annotated[int | None, typer.Option(min=1, help="Training examples of one task.")] = None,
     n_test: Annotated[int | None, typer.Option(min=1, help="Test examples of one task.")] = None,
+    validation: Annotated[float, typer.Option(help="Score on this share of the training data, held out.")] = 0.0,
     out: Out = Path("runs"),
     data: Data = None,
     jobs: Jobs = 1,
@@ -115,7 +121,7 @@ def run(
     asked = {"epochs": epochs, "lr": lr, "batch": batch, "optimizer": optimizer}
     training = Training(**{key: value for key, value in asked.items() if value is not None})  # type: ignore[arg-type]
     runs = tuple(
-        RunConfig(benchmark, chosen, training, seed, tasks=tasks, n_train=n_train, n_test=n_test)
+        RunConfig(benchmark, chosen, training, seed, tasks=tasks, n_train=n_train, n_test=n_test, validation=validation)
         for seed in range(seeds)
     )
     show.finish(_carry_out(runs, "after the last task", out, jobs, device, data, json_))
@@ -146,7 +152,8 @@ def reproduce(
     benchmarks: Annotated[str | None, typer.Option(help="Only these, with commas. Default: all four.")] = None,
     methods: Annotated[str | None, typer.Option(help="Only these, with commas. Default: those of the paper.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: the experiment's own.")] = None,
-    budget: Annotated[str | None, typer.Option(help="For equal-bytes: the budget of every method.")] = None,
+    budget: Annotated[str | None, typer.Option(help="For equal-bytes: one budget for every method.")] = None,
+    groups: Annotated[str | None, typer.Option(help="For ablations: " + ", ".join(ABLATIONS))] = None,
     every: Every = None,
     epochs: Epochs = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs. Default: runs/WHAT.")] = None,
@@ -163,6 +170,10 @@ def reproduce(
         if what != "equal-bytes":
             raise ValueError("--budget is for equal-bytes; the memory sizes of the paper's experiments are fixed")
         asked["budget"] = budget
+    if groups is not None:
+        if what != "ablations":
+            raise ValueError("--groups is for ablations; the other experiments have none")
+        asked["groups"] = _list(groups)
     preset = presets.PRESETS[what](**{key: value for key, value in asked.items() if value is not None})
     preset = presets.changed(preset, every=every, epochs=epochs)
     folder = out or Path("runs") / what
@@ -183,7 +194,7 @@ def reproduce(
 @app.command()
 @show.friendly
 def report(
-    runs: Annotated[Path, typer.Argument(help="A folder with run folders at or below it.")],
+    runs: Annotated[Path, typer.Argument(help="A folder with run folders or bundles at or below it.")],
     html: Annotated[Path | None, typer.Option(help="Write the report page here. Default: RUNS/report.html.")] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Also write the figures as PNG and PDF into this folder.")
@@ -201,8 +212,9 @@ def report(
         numbers = ("accuracy", "accuracy_std", "forgetting", "learning")
         written = {key: lambda value: "" if value is None else f"{value:.3f}" for key in numbers}
         last = {"published": written["accuracy"], "difference": lambda v: "" if v is None else f"{v:+.3f}"}
-        show.table(str(runs), rows, {**shown, **written, "nbytes": show.human_bytes, **last})
-    page = reports.write_html(runs, html or runs / "report.html")
+        kept = {key: show.human_bytes for key in ("nbytes", "host_nbytes") if any(row[key] for row in rows)}
+        show.table(str(runs), rows, {**shown, **written, **kept, **last})
+    page = reports.write_html(runs, html or (runs if runs.is_dir() else runs.parent) / "report.html")
     show.err.print(f"report: {Path(page).resolve()}", soft_wrap=True)
     if figures is not None:
         from sketchogd.lab import plots
@@ -287,3 +299,8 @@ def data(
     else:
         yes = {True: "yes", False: "no"}
         show.table("data sets", rows, {"name": str, "ready": yes.__getitem__, "verified": yes.__getitem__, "note": str})
+
+
+app.command()(merging.merge)
+app.command()(publishing.pack)
+app.command()(publishing.results)

@@ -1,11 +1,14 @@
-"""From the runs of a grid to rows: one for each benchmark and method, means and deviations over seeds."""
+"""From the runs of a grid to rows: one for each benchmark and method, means and deviations over seeds.
+
+`bytes` are all that the method keeps, `host` those of them that lie on the host while the model is on a device.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sketchogd.cli.show import human_bytes
-from sketchogd.lab import metrics, published, records
+from sketchogd.lab import bundles, metrics, published, records
 from sketchogd.lab.configs import RunConfig
 
 
@@ -13,7 +16,7 @@ def rows_of(configs: Sequence[RunConfig], root: Path) -> list[dict[str, Any]]:
     """One row for each benchmark and method setting of which at least one run is finished."""
     groups: dict[tuple[str, str], list[RunConfig]] = {}
     for config in configs:
-        groups.setdefault((config.benchmark, config.method.label), []).append(config)
+        groups.setdefault((config.benchmark, config.setting), []).append(config)
     rows = []
     for (benchmark, label), members in groups.items():
         found = [records.load(root / c.name) for c in members if (root / c.name / "run.json").exists()]
@@ -34,6 +37,7 @@ def _row(benchmark: str, label: str, config: RunConfig, runs: Sequence[records.R
         spread = metrics.spread([score(run.accuracy) for run in runs])
         row |= {name: spread.mean, f"{name}_std": spread.std}
     row["bytes"] = max(run.record["ledger"]["nbytes"] for run in runs)
+    row["host"] = max(bundles.totals(run.record).get("host", 0) for run in runs)
     row["seconds"] = metrics.spread([run.record["timings"]["total"] for run in runs]).mean
     table = config.preset if config.preset in published.TABLES else None
     cell = published.lookup(benchmark, config.method.name, table)
@@ -64,6 +68,10 @@ def columns(rows: Sequence[dict[str, Any]]) -> dict[str, Callable[[Any], str]]:
         chosen = dict([*items[:4], ("accuracy_std", lambda value: f"±{value:.3f}"), *items[4:]])
     else:
         del chosen["seeds"]
+    if any(row["host"] for row in rows):
+        items = list(chosen.items())
+        place = list(chosen).index("bytes") + 1
+        chosen = dict([*items[:place], ("host", human_bytes), *items[place:]])
     if len({row["benchmark"] for row in rows}) == 1:
         del chosen["benchmark"]  # the title says it
     if any(row["published"] is not None for row in rows):

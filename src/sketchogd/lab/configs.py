@@ -44,7 +44,8 @@ class Training:
 class RunConfig:
     """One run, named completely: equal configs give equal numbers on the same machine.
 
-    tasks, n_train, n_test (of one task) make the benchmark smaller; degrees is the step of rotated-mnist.
+    tasks, n_train, n_test (of one task) make the benchmark smaller; degrees is the step of rotated-mnist. validation:
+    this share of each class of each task's training data is held out and scored on, and no test data is used.
     """
 
     benchmark: str
@@ -56,11 +57,22 @@ class RunConfig:
     n_train: int | None = None
     n_test: int | None = None
     degrees: float | None = None
+    validation: float = 0.0
+
+    @property
+    def setting(self) -> str:
+        """The method's label, with the optimizer and the held-out share where these are not as usual."""
+        words = [self.method.label]
+        if self.training.optimizer != "sgd":
+            words += [f"optimizer={self.training.optimizer}"]
+        if self.validation:
+            words += [f"validation={self.validation:g}"]
+        return ",".join(words)
 
     @property
     def name(self) -> str:
         """The run's folder below that of its grid."""
-        return f"{self.benchmark}/{self.method.label}/seed-{self.seed}"
+        return f"{self.benchmark}/{self.setting}/seed-{self.seed}"
 
     def record(self) -> dict[str, Any]:
         """The config as run.json has it: one level, plain values; what says nothing is left out."""
@@ -74,11 +86,17 @@ class RunConfig:
         flat |= asdict(self.training) | settings
         flat |= {key: getattr(self, key) for key in ("tasks", "n_train", "n_test", "degrees")}
         flat["frozen"] = list(self.training.frozen)
+        flat["validation"] = self.validation or None
         return {key: value for key, value in flat.items() if value not in (None, "", [], {})}
 
 
 def stream_of(config: RunConfig, data_folder: str | Path | None = None) -> Stream:
     """The stream that a config names."""
+    stream = _whole_stream(config, data_folder)
+    return streams.validation(stream, config.validation) if config.validation else stream
+
+
+def _whole_stream(config: RunConfig, data_folder: str | Path | None) -> Stream:
     if config.benchmark not in streams.BENCHMARKS:
         raise ValueError(unknown("benchmark", config.benchmark, streams.BENCHMARKS))
     sizes = {"tasks": config.tasks, "n_train": config.n_train, "n_test": config.n_test}

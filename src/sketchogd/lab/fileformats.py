@@ -145,8 +145,8 @@ def read_parts(paths: Sequence[Path]) -> dict[str, np.ndarray]:
     return {key: np.concatenate(arrays) for key, arrays in pieces.items()}
 
 
-def read_npz(source: Path | io.BytesIO, keys: Sequence[str]) -> dict[str, np.ndarray]:
-    """The named arrays of an .npz file, without pickles.
+def read_npz(source: Path | io.BytesIO, keys: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    """The named arrays of an .npz file, by default all, without pickles.
 
     Raises:
         DataError: the file is not an .npz, lacks a key, or holds Python objects.
@@ -158,8 +158,8 @@ def read_npz(source: Path | io.BytesIO, keys: Sequence[str]) -> dict[str, np.nda
             contextlib.nullcontext(source) if isinstance(source, io.BytesIO) else open(source, "rb") as file,
             np.load(file, allow_pickle=False) as archive,
         ):
-            return {key: archive[key] for key in keys}
+            return {key: archive[key] for key in (archive.files if keys is None else keys)}
     except KeyError as error:
-        raise DataError(f"{label}: expected the arrays {', '.join(keys)}: {error}") from error
+        raise DataError(f"{label}: expected the arrays {', '.join(keys or ())}: {error}") from error
     except Exception as error:  # zip, zlib and numpy each have their own way to say that bytes are damaged
         raise DataError(f"{label}: not a readable .npz: {error}") from error

@@ -1,6 +1,7 @@
 """What the training loop of the lab works with beside the baselines: nothing at all, or a `Protection`."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -35,16 +36,23 @@ class Nothing(Baseline):
 class Protected(Baseline):
     """A `Protection`: steps are projected by its optimizer hooks; after a task, `examples` of it are remembered."""
 
-    def __init__(self, protection: so.Protection, examples: int | None, every: int, seed: int) -> None:
+    def __init__(
+        self, protection: so.Protection, examples: int | None, every: int, seed: int, own: slice = slice(None)
+    ) -> None:
         self.protection = protection
         self.examples = examples
         self.every = every
         self.seed = seed
+        self.own = own
         self.tasks = 0
 
     def settle(self) -> None:
         """Project the steps that wait for it."""
         self.protection.settle()
+
+    def joint(self, steps: int) -> AbstractContextManager[None]:
+        """See `Baseline`."""
+        return self.protection.joint(steps)
 
     def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
         """Remember the task, or a random part of it."""
@@ -52,6 +60,7 @@ class Protected(Baseline):
             generator = torch.Generator().manual_seed(derive_seed(self.seed, "remembered", self.tasks))
             rows = torch.randperm(len(targets), generator=generator)[: self.examples].to(targets.device)
             inputs, targets = inputs[rows], targets[rows]
+        inputs, targets = inputs[self.own], targets[self.own]
         self.protection.remember(zip(inputs.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True))
         self.tasks += 1
 

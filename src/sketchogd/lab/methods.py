@@ -1,169 +1,34 @@
-"""Every method that the lab can train with, one name each: settings as a frozen dataclass, and a builder.
+"""Every method that the lab can train with, one name each; importing this file fills the registry.
 
-`method("sketchogd", budget=2_000_000)` gives the settings, complete and plain enough to be written as JSON.
-`build(method, setup)` gives a `Baseline`, the object whose hooks the training loop calls. `register` adds a method of
-one's own. Letters: p protected parameters, T tasks.
+What a `Method` is, and how one of one's own is added, is in `registry`, whose names are here too. Letters: p protected
+parameters, T tasks.
 """
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
 import sketchogd as so
-from sketchogd.baselines import AGEM, EWC, SI, Baseline, Loss, Replay
+from sketchogd.baselines import AGEM, EWC, SI, Baseline, Replay
+from sketchogd.lab.gradient_projection import GradientProjected
 from sketchogd.lab.learners import Nothing, Protected
-from sketchogd.parameters import Selection
+from sketchogd.lab.registry import KINDS, Builder, Kind, Method, Setup, build, method, register, unknown
 from sketchogd.sketch.base import largest_rank
 from sketchogd.testmatrix import derive_seed
 
-
-@dataclass(frozen=True)
-class Method:
-    """The settings of a method; made by `method`, which checks them and fills in the defaults.
-
-    every: optimizer steps between two projections. examples: how many of a task are remembered, None for all.
-    budget: bytes from which the method's size follows, None where the options give it. options: the rest, by name.
-    """
-
-    name: str
-    every: int = 1
-    examples: int | None = None
-    budget: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """The name and whatever is not as usual: "layer-sketch,budget=2000000". Fit to be a folder's name."""
-        usual = method(self.name, budget=self.budget)
-        changed = {
-            key: getattr(self, key) for key in ("every", "examples") if getattr(self, key) != getattr(usual, key)
-        }
-        changed |= {key: value for key, value in self.options.items() if usual.options.get(key) != value}
-        if self.budget is not None:
-            changed["budget"] = self.budget
-        return ",".join([self.name, *(f"{key}={value}" for key, value in changed.items())])
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a method is built on: the model and its optimizer, what it may use of them, and the stream's size.
-
-    protected: which parameters memories protect. loss: mean loss of a batch of one head. tasks: T.
-    example_nbytes: what one raw example costs to keep.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    loss: Loss
-    tasks: int
-    example_nbytes: int
-    protected: Selection = None
-    seed: int = 0
-
-    def count(self) -> int:
-        """p."""
-        return so.ProtectedParameters(self.model, self.protected).p
-
-
-Builder = Callable[[Method, Setup], Baseline]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A method's entry in the registry: one line about it, its usual settings, and how it is built."""
-
-    summary: str
-    build: Builder
-    every: int
-    examples: int | None
-    options: Mapping[str, Any]
-    sizes: tuple[str, ...]
-
-
-KINDS: dict[str, Kind] = {}
-"""Every method by its name."""
-
-
-def register(
-    name: str,
-    summary: str,
-    *,
-    every: int = 50,
-    examples: int | None = None,
-    sizes: Iterable[str] = (),
-    **options: Any,
-) -> Callable[[Builder], Builder]:
-    """Enter a builder under a name. `sizes` are the options that a budget determines instead."""
-
-    def enter(builder: Builder) -> Builder:
-        KINDS[name] = Kind(summary, builder, every, examples, options, tuple(sizes))
-        return builder
-
-    return enter
-
-
-def method(
-    name: str, *, every: int | None = None, examples: int | None = None, budget: int | None = None, **options: Any
-) -> Method:
-    """The settings of a method, the usual ones where nothing is said.
-
-    Raises:
-        ValueError: unknown name or option (the nearest right ones are named), or a budget beside a size.
-
-    >>> method("sketchogd", budget=2_000_000)
-    Method(name='sketchogd', every=50, examples=None, budget=2000000, options={})
-    """
-    kind = KINDS.get(name)
-    if kind is None:
-        raise ValueError(unknown("method", name, KINDS))
-    for key in options:
-        if key not in kind.options:
-            raise ValueError(unknown(f"option of {name}", key, kind.options))
-    doubled = [key for key in kind.sizes if key in options]
-    if budget is not None and doubled:
-        raise ValueError(f"{name}: a budget determines {doubled[0]}; give one of the two")
-    chosen = {**kind.options, **options}
-    if budget is not None:
-        chosen = {key: value for key, value in chosen.items() if key not in kind.sizes}
-    return Method(
-        name,
-        kind.every if every is None else every,
-        kind.examples if examples is None else examples,
-        budget,
-        chosen,
-    )
-
-
-def build(settings: Method, setup: Setup) -> Baseline:
-    """The object that training works with."""
-    return KINDS[settings.name].build(settings, setup)
-
-
-def unknown(what: str, word: str, known: Iterable[str]) -> str:
-    """The text of an error about a name: the nearest right ones, and all of them.
-
-    >>> unknown("method", "sketchodg", ["sgd", "sketchogd"])
-    "unknown method 'sketchodg'; did you mean sketchogd? There are: sgd, sketchogd"
-    """
-    names = list(known)
-    near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"unknown {what} {word!r}; {hint}There are: {', '.join(names) or 'none'}"
-
-
-# ---------------------------------------------------------------- the methods
+__all__ = ["KINDS", "Builder", "Kind", "Method", "Setup", "build", "method", "protected", "register", "unknown"]
 
 
 def protected(settings: Method, setup: Setup, memory: so.Memory | so.Sketch, examples: int | None = None) -> Protected:
     """A protection with this memory, as the training loop takes it."""
     protection = so.protect(
-        setup.model, setup.optimizer, memory=memory, parameters=setup.protected, every=settings.every
+        setup.model,
+        setup.optimizer,
+        memory=memory,
+        parameters=setup.protected,
+        every=settings.every,
+        group=setup.group,
     )
-    return Protected(protection, settings.examples if examples is None else examples, settings.every, setup.seed)
+    taken = settings.examples if examples is None else examples
+    return Protected(protection, taken, settings.every, setup.seed, setup.own)
 
 
 def _room(settings: Method, setup: Setup) -> int:
@@ -259,9 +124,70 @@ def _sketchogd_3(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, sketch)
 
 
-@register("sketchogd", "SketchOGD-2 with a sparse test matrix that needs no bytes", sizes=["rank"], rank=1200)
+@register(
+    "sketchogd",
+    "SketchOGD-2 with a sparse test matrix that needs no bytes",
+    sizes=["rank"],
+    rank=1200,
+    test_matrix="sparse",
+    zeta=2,
+    basis_dtype=None,
+    offload=None,
+)
 def _sketchogd(settings: Method, setup: Setup) -> Baseline:
-    return protected(settings, setup, _sketch(settings, setup, so.ProductSketch, seed=_seed(settings, setup)))
+    return protected(settings, setup, _gradient_memory(settings, setup))
+
+
+@register(
+    "gradient-ogd",
+    "gradients projected in place of updates, to compare with: momentum and Adam leak",
+    every=1,
+    sizes=["rank"],
+    rank=1200,
+    memory="sketchogd",
+    ridge=0.05,
+)
+def _gradient_ogd(settings: Method, setup: Setup) -> Baseline:
+    """See `GradientProjected`; the option `memory` says whose memory it is, sketchogd's or layer-sketch's."""
+    inner = settings.options["memory"]
+    if inner not in ("sketchogd", "layer-sketch"):
+        raise ValueError(unknown("memory of gradient-ogd", inner, ["sketchogd", "layer-sketch"]))
+    own = {key: value for key, value in settings.options.items() if key in KINDS[inner].options}
+    chosen = method(inner, every=1, examples=settings.examples, budget=settings.budget, **own)
+    learner = build(chosen, setup)
+    assert isinstance(learner, Protected)
+    return GradientProjected(learner)
+
+
+def _gradient_memory(settings: Method, setup: Setup) -> so.GradientMemory:
+    """A product sketch with the options' test matrix; a basis of its own where they ask for one.
+
+    A budget then counts the basis and, unless it is offloaded to the host, the sketch as well.
+    """
+    options = dict(settings.options)
+    places = {key: options.pop(key) for key in ("basis_dtype", "offload")}
+    kind, zeta = options.pop("test_matrix"), options.pop("zeta")
+    if kind not in ("sparse", "gaussian"):
+        raise ValueError(unknown("test matrix", kind, ["sparse", "gaussian"]))
+    test_matrix = so.SparseSign(zeta) if kind == "sparse" else so.Gaussian()
+
+    def memory(rank: int) -> so.GradientMemory:
+        sketch = so.ProductSketch(rank, seed=_seed(settings, setup), test_matrix=test_matrix)
+        return so.GradientMemory(sketch, **places)
+
+    if settings.budget is None:
+        return memory(options["rank"])
+    room, parameters = _room(settings, setup), so.ProtectedParameters(setup.model, setup.protected)
+
+    def counted(rank: int) -> int:
+        made = memory(rank)
+        on_host = made.sketch.cost(parameters.p) if made.offload is not None else 0
+        return made.cost(parameters) - on_host
+
+    rank = largest_rank(lambda k: counted(k) <= room, parameters.p)
+    if rank == 0:
+        raise ValueError(f"{settings.name}: the smallest memory takes {counted(1):,} bytes; {room:,} are left for it")
+    return memory(rank)
 
 
 @register("fd-ogd", "OGD on frequent directions", sizes=["rank", "buffer"], rank=960, buffer=240)
@@ -275,7 +201,13 @@ def _ipca(settings: Method, setup: Setup) -> Baseline:
 
 
 @register(
-    "layer-sketch", "layer memory: inputs and sensitivities of each layer, soft", sizes=["rank"], rank=200, ridge=0.05
+    "layer-sketch",
+    "layer memory: inputs and sensitivities of each layer, soft",
+    sizes=["rank"],
+    rank=200,
+    ridge=0.05,
+    outputs=True,
+    energy=1.0,
 )
 def _layers(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _layer_memory(settings, setup))

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from sketchogd.batches import evaluating
+
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
@@ -79,10 +81,20 @@ class LeNet(nn.Module):
         self.head = head
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """What the heads see: x (b, 3, 32, 32) → (b, 500)."""
+        """What the heads see: images (b, 3, 32, 32), or what `convolved` made of them (b, 3200) → (b, 500)."""
+        return torch.relu(self.wide_norm(self.wide(x if x.ndim == 2 else self.convolved(x))))
+
+    def convolved(self, x: torch.Tensor) -> torch.Tensor:
+        """What the wide layer sees: x (b, 3, 32, 32) → (b, 3200)."""
         x = self.pool(torch.relu(self.conv1_norm(self.conv1(x))))
         x = self.pool(torch.relu(self.conv2_norm(self.conv2(x))))
-        return torch.relu(self.wide_norm(self.wide(x.flatten(1))))
+        return x.flatten(1)
+
+    @torch.no_grad()
+    def frozen_features(self, x: torch.Tensor) -> torch.Tensor:
+        """`convolved` with evaluation statistics, in pieces. Where convolutions are frozen, features replace images."""
+        with evaluating(self):
+            return torch.cat([self.convolved(piece) for piece in x.split(1000)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (b, classes_per_head) of the active head."""

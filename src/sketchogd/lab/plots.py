@@ -7,23 +7,16 @@ nothing is shown, no backend is chosen, and matplotlib is imported only when a f
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sketchogd import atomicfile
-from sketchogd.lab import metrics, published, rank_errors, report
+from sketchogd.lab import drawing, metrics, published, rank_errors, report
+from sketchogd.lab import spectra as means
 from sketchogd.lab.report import Group
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b8528a", "#e69f00", "#56b4e9", "#1c1f24", "#8c8c8c")
-"""Okabe and Ito's colours, told apart by colour-blind readers; yellow, too pale on white, is left out."""
-
-MARKERS = ("o", "s", "^", "D", "v")
-DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.5)))
 
 
 def save_all(runs_folder: str | Path, out_folder: str | Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
@@ -50,7 +43,7 @@ def save_all(runs_folder: str | Path, out_folder: str | Path, formats: Sequence[
             figure = draw([group for group in groups if group.benchmark == benchmark])
             for each in formats if figure is not None else ():
                 path = out / f"{name}-{kind}.{each}"
-                _save(figure, path, each)
+                drawing.save(figure, path, each)
                 paths.append(path)
     return paths
 
@@ -66,7 +59,7 @@ def curves(groups: Sequence[Group], tasks: Iterable[int] | None = None) -> "Figu
     T = max(len(group.matrices[0]) for group, _ in scored)
     own = published.CURVES.get(scored[0][0].benchmark, ())
     chosen = list(tasks) if tasks is not None else list(own) if own and max(own) <= T else sorted({1, (T + 1) // 2, T})
-    figure = _figure(3.0 * len(chosen) + 0.6, 2.9)
+    figure = drawing.figure(3.0 * len(chosen) + 0.6, 2.9)
     axes = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
     low = 1.0
     for group, style in scored:
@@ -76,10 +69,11 @@ def curves(groups: Sequence[Group], tasks: Iterable[int] | None = None) -> "Figu
                 continue
             y, spread, kept = mean[:, task - 1], std[:, task - 1], ~np.isnan(mean[:, task - 1])
             low = min([low, *(y - spread)[kept & (x >= task)]])
-            axis.plot(x[kept], y[kept], label=_text(group.label), **_line(style))
-            axis.fill_between(x[kept], (y - spread)[kept], (y + spread)[kept], color=_colour(style), alpha=0.14, lw=0)
+            axis.plot(x[kept], y[kept], label=drawing.text(group.label), **drawing.line(style))
+            shade = {"color": drawing.colour(style), "alpha": 0.14, "lw": 0}
+            axis.fill_between(x[kept], (y - spread)[kept], (y + spread)[kept], **shade)
     for axis, task in zip(axes, chosen, strict=True):
-        _tidy(axis, f"Task {task}", "tasks trained")
+        drawing.tidy(axis, f"Task {task}", "tasks trained")
         axis.set_xlim(0, 1.02 * T)
     axes[0].set_ylabel("test accuracy")
     top = axes[0].get_ylim()[1]
@@ -100,14 +94,14 @@ def heat_maps(groups: Sequence[Group]) -> "Figure | None":
     seen = np.concatenate([mean[np.tril_indices(len(mean))] for mean in means])
     columns = min(4, len(scored))
     rows = -(-len(scored) // columns)
-    figure = _figure(2.0 * columns + 0.9, 2.15 * rows + 0.2)
+    figure = drawing.figure(2.0 * columns + 0.9, 2.15 * rows + 0.2)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, mean, (group, _) in zip(axes, means, scored, strict=False):
         T = len(mean)
         image = axis.imshow(
             mean, cmap="viridis", vmin=seen.min(), vmax=seen.max(), extent=(0.5, T + 0.5, T + 0.5, 0.5), rasterized=True
         )
-        axis.set_title(f"{_text(group.label)}\n{_average(group)}", fontsize=8)
+        axis.set_title(f"{drawing.text(group.label)}\n{_average(group)}", fontsize=8)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.tick_params(length=2, labelsize=8)
@@ -129,7 +123,7 @@ def pareto(groups: Sequence[Group]) -> "Figure | None":
     ]
     if not points:
         return None
-    figure = _figure(6.4, 4.0)
+    figure = drawing.figure(6.4, 4.0)
     axis = figure.subplots()
     positive = [nbytes for nbytes, *_ in points if nbytes > 0]
     edge = min(positive, default=1000)
@@ -144,13 +138,14 @@ def pareto(groups: Sequence[Group]) -> "Figure | None":
     right = max(positive, default=1000) * 4
     axis.step([x for x, _ in front] + [right], [y for _, y in front] + [best], where="post", color="#9aa0a8", lw=1)
     for nbytes, score, group, style in points:
-        axis.errorbar(nbytes, score.mean, yerr=score.std or None, ms=6, label=_text(group.label), **_point(style))
+        look = {**drawing.point(style), "label": drawing.text(group.label)}
+        axis.errorbar(nbytes, score.mean, yerr=score.std or None, ms=6, **look)
     axis.set_xlim(-edge / 4 if len(positive) < len(points) else edge / 2, right)
     powers = [10.0**e for e in range(16) if edge / 2 <= 10**e <= right]
     axis.set_xticks([0.0] * (len(positive) < len(points)) + powers)
     axis.set_xticks([], minor=True)
-    axis.xaxis.set_major_formatter(lambda value, _: _bytes(value))
-    _tidy(axis, published.BENCHMARKS.get(groups[0].benchmark, _text(groups[0].benchmark)), "memory kept between tasks")
+    axis.xaxis.set_major_formatter(lambda value, _: drawing.written_bytes(value))
+    drawing.tidy(axis, _title(groups[0].benchmark), "memory kept between tasks")
     axis.set_ylabel("average accuracy")
     figure.legend(loc="outside right upper", frameon=False)
     return figure
@@ -161,22 +156,21 @@ def spectra(groups: Sequence[Group]) -> "Figure | None":
     found = [
         (group, style, spectrum)
         for group, style in zip(groups, report.styles_of(groups), strict=True)
-        if (spectrum := report.spectrum(group)) is not None
+        if (spectrum := means.mean_of(run.spectra() for run in group.runs)) is not None
     ]
     if not found:
         return None
-    figure = _figure(5.6, 3.2)
+    figure = drawing.figure(5.6, 3.2)
     axis = figure.subplots()
-    for group, style, (values, rank) in found:
-        line = {**_line(style), "markevery": [0]}
-        axis.plot(np.arange(1, len(values) + 1), values, label=f"{_text(group.label)}, stable rank {rank:.1f}", **line)
-        axis.axvline(max(rank, 1.0), color=_colour(style), ls=":", lw=1.4)
+    for group, style, spectrum in found:
+        rank = spectrum.stable_rank
+        line = {**drawing.line(style), "markevery": [0]}
+        axis.plot(spectrum.index, spectrum.values, label=f"{drawing.text(group.label)}, stable rank {rank:.1f}", **line)
+        axis.axvline(max(rank, 1.0), color=drawing.colour(style), ls=":", lw=1.4)
     axis.set_xscale("log")
     axis.set_xlim(left=0.9)
     axis.set_ylim(bottom=0)
-    _tidy(
-        axis, published.BENCHMARKS.get(groups[0].benchmark, _text(groups[0].benchmark)), "index of the singular value"
-    )
+    drawing.tidy(axis, _title(groups[0].benchmark), "index of the singular value")
     axis.set_ylabel("singular value")
     axis.legend(frameon=False)
     return figure
@@ -187,7 +181,7 @@ def errors_over_rank(groups: Sequence[Group]) -> "Figure | None":
 
     From the first group with such data (`rank_errors`), its mean over seeds: OGD, which keeps the gradients themselves.
     """
-    found = ((group, rank_errors.mean_of(run.path / "spectra.npz" for run in group.runs)) for group in groups)
+    found = ((group, rank_errors.mean_of(run.spectra() for run in group.runs)) for group in groups)
     group, data = next(((group, data) for group, data in found if data is not None), (None, None))
     if group is None or data is None:
         return None
@@ -199,10 +193,10 @@ def errors_over_rank(groups: Sequence[Group]) -> "Figure | None":
         "error_product": ("product sketch, measured", 1, "-", "s"),
         "optimum": ("optimum (SVD)", 6, "-", None),
     }
-    figure = _figure(5.6, 3.6)
+    figure = drawing.figure(5.6, 3.6)
     axis = figure.subplots()
     for key, (label, style, dash, marker) in drawn.items():
-        axis.plot(data["k"], data[key], label=label, color=_colour(style), ls=dash, marker=marker, ms=4, lw=1.4)
+        axis.plot(data["k"], data[key], label=label, color=drawing.colour(style), ls=dash, marker=marker, ms=4, lw=1.4)
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xticks(data["k"], [f"{k:.0f}" for k in data["k"]])
@@ -210,8 +204,7 @@ def errors_over_rank(groups: Sequence[Group]) -> "Figure | None":
     axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     axis.yaxis.set_minor_formatter(lambda value, _: f"{100 * value:g} %" if f"{value:e}"[0] in "25" else "")
     axis.tick_params(which="both", labelsize=8)
-    benchmark = published.BENCHMARKS.get(group.benchmark, _text(group.benchmark))
-    _tidy(axis, f"{benchmark}, gradients of {_text(group.label)}", "rank k")
+    drawing.tidy(axis, f"{_title(group.benchmark)}, gradients of {drawing.text(group.label)}", "rank k")
     axis.set_ylabel("energy left out")
     axis.legend(loc="lower left", frameon=False, fontsize=8)
     return figure
@@ -221,62 +214,9 @@ def _scored(groups: Sequence[Group]) -> list[tuple[Group, int]]:
     return [pair for pair in zip(groups, report.styles_of(groups), strict=True) if len(pair[0].matrices)]
 
 
-def _figure(width: float, height: float) -> "Figure":
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
-
-
-def _save(figure: Any, path: Path, kind: str) -> None:
-    from matplotlib import rc_context
-
-    # Type 42 keeps text selectable, and journals ask for it; without a date, equal runs give equal files.
-    settings: dict[Any, Any] = {"pdf.fonttype": 42, "svg.hashsalt": "sketchogd", "svg.fonttype": "none"}
-    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
-    with rc_context(settings), atomicfile.replacing(path) as temporary:
-        figure.savefig(temporary, format=kind, dpi=200, metadata=metadata)
-
-
-def _tidy(axis: "Axes", title: str, xlabel: str) -> None:
-    axis.set_title(title, fontsize=10, loc="left")
-    axis.set_xlabel(xlabel)
-    axis.grid(axis="y", color="#e2e3e0", lw=0.7)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def _text(label: str) -> str:
-    """A label as plain text, cut to what a figure has room for.
-
-    A dollar would begin a formula, and a leading underscore hides a label from the legend.
-    """
-    escaped = (label if len(label) <= 40 else f"{label[:39]}…").replace("$", r"\$")
-    return f" {escaped}" if escaped.startswith("_") else escaped
-
-
 def _average(group: Group) -> str:
     return f"{metrics.spread([metrics.average_accuracy(A) for A in group.matrices]).mean:.3f}"
 
 
-def _colour(style: int) -> str:
-    return PALETTE[style % len(PALETTE)]
-
-
-def _marker(style: int) -> str:
-    return MARKERS[(style + style // len(PALETTE)) % len(MARKERS)]
-
-
-def _line(style: int) -> dict[str, Any]:
-    dash = DASHES[style // len(PALETTE) % len(DASHES)]
-    return {"color": _colour(style), "marker": _marker(style), "ms": 4, "markevery": [-1], "ls": dash, "lw": 1.4}
-
-
-def _point(style: int) -> dict[str, Any]:
-    return {"color": _colour(style), "fmt": _marker(style), "elinewidth": 1.3}
-
-
-def _bytes(value: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:g} {unit}"
-    return f"{value:g} B"
+def _title(benchmark: str) -> str:
+    return published.BENCHMARKS.get(benchmark, drawing.text(benchmark))

@@ -35,6 +35,7 @@ METHODS = {
     "sketchogd-2": "SketchOGD-2",
     "sketchogd-3": "SketchOGD-3",
     "sketchogd": "SketchOGD",
+    "gradient-ogd": "Gradients projected",
     "layer-sketch": "LayerSketch",
     "gpm": "GPM",
     "fd-ogd": "FD-OGD",
@@ -119,7 +120,8 @@ def departures(benchmark: str, config: Mapping[str, Any], tasks: int) -> str:
     """
     pairs = [(key, config.get(key), value) for key, value in PROTOCOL.items()]
     pairs += [("n_train", config.get("n_train"), EXAMPLES.get(benchmark)), ("n_test", config.get("n_test"), "all")]
-    pairs.append(("tasks", tasks, TASKS.get(benchmark)))
+    pairs += [("tasks", tasks, TASKS.get(benchmark)), ("validation", config.get("validation"), "test data")]
+    pairs.append(("budget", config.get("budget"), "the published sizes"))
     return ", ".join(f"{key} {ours} instead of {theirs}" for key, ours, theirs in pairs if ours not in (None, theirs))
 
 

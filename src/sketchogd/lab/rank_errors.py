@@ -5,16 +5,13 @@ matrices look the same in every orthonormal basis (B Ω is as Gaussian as Ω), s
 of the same law as one of G, and 4,800 gradients of any length take seconds.
 """
 
-import contextlib
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sketchogd import AllRows, Gaussian, GradientSketch, ProductSketch, theory
-from sketchogd.lab.fileformats import DataError, read_npz
 
 RANKS = (50, 79, 124, 195, 307, 484, 762, 1200)
 """k, evenly spaced in logarithms; those below the number of directions of the gradients are taken."""
@@ -57,16 +54,17 @@ def errors_over_rank(sketch: AllRows, ranks: tuple[int, ...] = RANKS, seed: int 
     return {key: np.array(column) for key, column in found.items()}
 
 
-def mean_of(paths: Iterable[Path]) -> dict[str, np.ndarray] | None:
-    """Means over the files that hold these arrays, for the ranks of the first; None where none does."""
+def mean_of(spectra: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
+    """Means over those that hold all of these arrays, for the ranks of the first; None where none does."""
     found: list[dict[str, np.ndarray]] = []
-    for path in paths:
-        with contextlib.suppress(DataError, OSError):
-            arrays = {key: array.astype(float) for key, array in read_npz(path, KEYS).items()}
-            first = found[0]["k"] if found else arrays["k"]
-            sound = all(a.shape == (first.size,) and np.isfinite(a).all() for a in arrays.values())
-            if sound and first.size and (arrays["k"] == first).all():
-                found.append(arrays)
+    for each in spectra:
+        if not all(key in each for key in KEYS):
+            continue
+        arrays = {key: np.asarray(each[key], dtype=float) for key in KEYS}
+        first = found[0]["k"] if found else arrays["k"]
+        sound = all(a.shape == (first.size,) and np.isfinite(a).all() for a in arrays.values())
+        if sound and first.size and (arrays["k"] == first).all():
+            found.append(arrays)
     return {key: np.mean([each[key] for each in found], axis=0) for key in KEYS} if found else None
 
 

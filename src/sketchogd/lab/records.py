@@ -17,7 +17,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
@@ -29,7 +29,7 @@ import torch
 
 from sketchogd import atomicfile
 from sketchogd.lab import checkpoints
-from sketchogd.lab.fileformats import read_npz
+from sketchogd.lab.fileformats import DataError, read_npz
 
 if sys.platform != "win32":
     import fcntl
@@ -54,7 +54,12 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Run:
-    """The record of one run as it is on disk: run.json, and the accuracies if any have been written."""
+    """The record of one run: run.json, the accuracies if any have been written, and two readers of its larger files.
+
+    `evaluations` gives the accuracies measured during training, one dict a measurement with task, epoch and accuracy;
+    `spectra` the arrays of spectra.npz, empty without one. A run comes from a folder (`load`) or from a bundle
+    (`bundles.read`); in the second case `path` is the bundle's, followed by the run's name.
+    """
 
     path: Path
     status: str
@@ -62,6 +67,16 @@ class Run:
     record: dict[str, Any]
     accuracy: np.ndarray | None
     initial: np.ndarray | None
+    evaluations: Callable[[], list[dict[str, Any]]]
+    spectra: Callable[[], dict[str, np.ndarray]]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the accuracy matrix is there, square, and known up to its diagonal."""
+        A = self.accuracy
+        if A is None or A.ndim != 2 or A.shape[0] != A.shape[1] or not len(A):
+            return False
+        return bool(np.isfinite(A[np.tril_indices(len(A))]).all())
 
 
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
@@ -185,7 +200,16 @@ def load(path: str | Path) -> Run:
         arrays = read_npz(folder / "accuracy.npz", ("matrix", "initial"))
         matrix = arrays["matrix"]
         initial = None if np.isnan(arrays["initial"]).all() else arrays["initial"]
-    return Run(folder, record["status"], record["config"], record, matrix, initial)
+    return Run(
+        folder,
+        record["status"],
+        record["config"],
+        record,
+        matrix,
+        initial,
+        lambda: [event for event in RunFolder(folder).events() if event.get("event") == "evaluation"],
+        lambda: _read_spectra(folder / "spectra.npz"),
+    )
 
 
 def find(root: str | Path) -> list[Path]:
@@ -231,6 +255,12 @@ def _read_json(folder: Path) -> dict[str, Any]:
     if missing or record["status"] not in ("running", "finished", "failed"):
         raise RecordError(f"{folder}: run.json lacks {', '.join(sorted(missing)) or 'a known status'}")
     return record
+
+
+def _read_spectra(path: Path) -> dict[str, np.ndarray]:
+    with contextlib.suppress(DataError):  # no such file, or a damaged one
+        return read_npz(path)
+    return {}
 
 
 def _standard(node: Any) -> Any:

@@ -1,10 +1,9 @@
-"""From run folders to a table beside the published one, and to one HTML page that opens offline.
+"""From run folders and bundles to a table beside the published one, and to one HTML page that opens offline.
 
 Runs of one config that differ only in their seed form a `Group`; every number shown is the mean ± standard deviation
 over the seeds of a group. `T` tasks, `A` (T × T) the accuracy matrix. `report_assets` makes the page of them.
 """
 
-import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -15,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from sketchogd import atomicfile
-from sketchogd.lab import metrics, published, records, report_assets
-from sketchogd.lab.fileformats import DataError, read_npz
+from sketchogd.lab import bundles, metrics, pairing, published, rank_errors, report_assets, spectra
 from sketchogd.lab.records import RecordError, Run
 
 MOST_POINTS = 240
@@ -44,7 +42,7 @@ class Group:
     @property
     def matrices(self) -> np.ndarray:
         """Accuracy matrices of the runs that have a complete one, (seeds, T, T)."""
-        return np.array([run.accuracy for run in self.runs if _complete(run)])
+        return np.array([run.accuracy for run in self.runs if run.complete])
 
 
 def collect(runs_folder: str | Path) -> tuple[list[Group], list[dict[str, str]]]:
@@ -56,13 +54,11 @@ def collect(runs_folder: str | Path) -> tuple[list[Group], list[dict[str, str]]]
     root = Path(runs_folder)
     kept: dict[str, Run] = {}
     left_out = []
-    for path in records.find(root):
-        name = path.relative_to(root).as_posix()
-        try:
-            run = records.load(path)
-        except ValueError as error:
-            left_out.append({"run": name, "reason": str(error).removeprefix(f"{path}: ")})
+    for name, found in bundles.everything(root):
+        if isinstance(found, str):
+            left_out.append({"run": name, "reason": found})
             continue
+        run = found
         reason = _why_not(run)
         if not reason and run.record["digest"] in kept:
             reason = "the same config as another run"
@@ -71,7 +67,7 @@ def collect(runs_folder: str | Path) -> tuple[list[Group], list[dict[str, str]]]
         else:
             kept[run.record["digest"]] = run
     if not kept and not left_out:
-        raise RecordError(f"{root}: expected run folders (each with a run.json) here or below, found none")
+        raise RecordError(f"{root}: expected run folders (each with a run.json) or bundles here or below, found none")
     return _grouped(list(kept.values())), left_out
 
 
@@ -116,6 +112,7 @@ def page_data(runs_folder: str | Path) -> dict[str, Any]:
         "groups": [
             _group_data(group, style, Path(runs_folder)) for group, style in zip(groups, styles_of(groups), strict=True)
         ],
+        "pairs": pairing.paired_tests(groups),
         "machines": list(machines.values()),
         "left_out": left_out,
         "ended": max((run.record.get("ended") or 0 for group in groups for run in group.runs), default=0),
@@ -139,7 +136,10 @@ def trajectory(group: Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     Read from the evaluations in events.jsonl or, without any, from the accuracy matrix. NaN where nothing was measured.
     """
-    single = [_single_trajectory(run) for run in group.runs if _complete(run)]
+    single = [_single_trajectory(run) for run in group.runs if run.complete]
+    # Seeds that were measured after tasks only would pull the mean about between the others' finer points.
+    finest = max(map(len, single), default=0)
+    single = [track for track in single if len(track) == finest]
     x = np.array(sorted({position for track in single for position in track}))
     T = len(group.matrices[0]) if len(group.matrices) else 0
     missing = np.full(T, np.nan)
@@ -156,21 +156,9 @@ def kept_bytes(group: Group) -> int | None:
     return max(sizes, default=None)
 
 
-def spectrum(group: Group) -> tuple[np.ndarray, float] | None:
-    """Singular values and stable rank ‖G‖_F²/‖G‖₂², means over the runs with a readable spectra.npz; None without."""
-    values, ranks = [], []
-    for run in group.runs:
-        with contextlib.suppress(DataError, OSError):
-            s = read_npz(run.path / "spectra.npz", ("singular_values",))["singular_values"].astype(float).ravel()
-            if len(s) and np.isfinite(s).all() and s[0] > 0:
-                values.append(s)
-                ranks.append(float(np.sum(s**2) / s[0] ** 2))
-                with contextlib.suppress(DataError):
-                    ranks[-1] = read_npz(run.path / "spectra.npz", ("stable_rank",))["stable_rank"].item()
-    if not values:
-        return None
-    shortest = min(map(len, values))
-    return np.mean([s[:shortest] for s in values], axis=0), float(np.mean(ranks))
+def host_bytes(group: Group) -> int:
+    """Those of the kept bytes that lie on the host, away from the device that trains; the most of any seed."""
+    return max((bundles.totals(run.record).get("host", 0) for run in group.runs), default=0)
 
 
 def _group_data(group: Group, style: int, root: Path) -> dict[str, Any]:
@@ -180,9 +168,9 @@ def _group_data(group: Group, style: int, root: Path) -> dict[str, Any]:
     data["timings"] = _timings(group)
     data["runs"] = [
         {
-            "run": run.path.relative_to(root).as_posix(),
+            "run": run.path.relative_to(root).as_posix() if run.path.is_relative_to(root) else run.path.name,
             "seed": run.config.get("seed"),
-            "accuracy": metrics.average_accuracy(run.accuracy) if _complete(run) else None,  # type: ignore[arg-type]
+            "accuracy": metrics.average_accuracy(run.accuracy) if run.complete else None,  # type: ignore[arg-type]
             "seconds": _seconds(run),
             "device": (run.record.get("device") or {}).get("name"),
         }
@@ -195,11 +183,14 @@ def _group_data(group: Group, style: int, root: Path) -> dict[str, Any]:
         data["row"] = _row(group)
         data["matrix"] = [_plain(row) for row in group.matrices.mean(axis=0)]
         data["curves"] = {"x": _plain(x[kept]), "tasks": curves}
-    found = spectrum(group)
+    found = spectra.mean_of(run.spectra() for run in group.runs)
     if found:
-        s = found[0]
-        at = np.unique(np.geomspace(1, len(s), 300).round().astype(int))
-        data["spectrum"] = {"index": at.tolist(), "values": [float(v) for v in s[at - 1]], "stable_rank": found[1]}
+        few = spectra.thinned(found)
+        data["spectrum"] = {"index": few.index.tolist(), "values": [float(v) for v in few.values]}
+        data["spectrum"]["stable_rank"] = few.stable_rank
+    errors = rank_errors.mean_of(run.spectra() for run in group.runs)
+    if errors:
+        data["errors"] = {key: [float(value) for value in values] for key, values in errors.items()}
     return data
 
 
@@ -217,7 +208,8 @@ def _row(group: Group) -> dict[str, Any]:
     row["n"] = spreads["accuracy"].n
     for name, value in spreads.items():
         row |= {name: value.mean, f"{name}_std": value.std}
-    row |= {"nbytes": kept_bytes(group), "seconds": float(np.mean(times)) if times else None}
+    row |= {"nbytes": kept_bytes(group), "host_nbytes": host_bytes(group)}
+    row |= {"seconds": float(np.mean(times)) if times else None}
     config, tasks = group.runs[0].config, len(group.matrices[0])
     return row | published.compare(group.benchmark, group.method, config, tasks, spreads["accuracy"])
 
@@ -229,16 +221,9 @@ def _why_not(run: Run) -> str:
         return f"failed: {error.get('type', 'error')}: {error.get('message', '')}"
     if run.status != "finished":
         return "not finished"
-    if not _complete(run) and not (run.path / "spectra.npz").exists():
+    if not run.complete and not run.spectra():
         return "finished without a complete accuracy matrix"
     return ""
-
-
-def _complete(run: Run) -> bool:
-    A = run.accuracy
-    if A is None or A.ndim != 2 or A.shape[0] != A.shape[1] or not len(A):
-        return False
-    return bool(np.isfinite(A[np.tril_indices(len(A))]).all())
 
 
 def _seconds(run: Run) -> float | None:
@@ -274,7 +259,8 @@ def _grouped(runs: Sequence[Run]) -> list[Group]:
         flat = [{key: json.dumps(value) for key, value in json.loads(identity).items()} for identity in variants]
         differing = sorted({key for each in flat for key in each if len({other.get(key) for other in flat}) > 1})
         for each, members in zip(flat, variants.values(), strict=True):
-            variant = ", ".join(f"{key} {_shown(key, each[key])}" for key in differing if key in each)
+            told = [key for key in differing if each.get(key, "null") != "null"]
+            variant = ", ".join(f"{key.removeprefix('options.')} {_shown(key, each[key])}" for key in told)
             members.sort(key=lambda run: (str(type(run.config.get("seed"))), run.config.get("seed") or 0))
             groups.append(Group(benchmark, method, variant, tuple(members)))
     return sorted(
@@ -285,7 +271,10 @@ def _grouped(runs: Sequence[Run]) -> list[Group]:
 
 def _shown(key: str, value: str) -> str:
     """A setting in the name of a variant; a budget in bytes as megabytes."""
-    return f"{int(value) / 1e6:g} MB" if key == "budget" and value.isdigit() else value.strip('"')
+    if key != "budget" or not value.isdigit():
+        return value.strip('"')
+    megabytes = int(value) / 1e6
+    return f"{megabytes:.0f} MB" if megabytes >= 100 else f"{megabytes:g} MB"
 
 
 def _place(order: dict[str, str], name: str) -> tuple[int, str]:
@@ -309,7 +298,7 @@ def _single_trajectory(run: Run) -> dict[float, np.ndarray]:
     assert A is not None
     ends = {float(i + 1): np.where(np.arange(len(A)) <= i, A[i], np.nan) for i in range(len(A))}
     try:
-        events = [event for event in records.RunFolder(run.path).events() if event.get("event") == "evaluation"]
+        events = run.evaluations()
         epochs = int(run.config.get("epochs") or max(event["epoch"] for event in events))
         # Epochs may be counted from 0 or from 1; the last evaluation of a task is at its end.
         first = 1 if max(event["epoch"] for event in events) < epochs else 0

@@ -14,7 +14,18 @@ from sketchogd.lab.datasets import LabelledImages
 from sketchogd.lab.tasks import Pair, Recipe, Stream, Task
 from sketchogd.lab.transforms import Inputs, first_of_each, inputs_for, permute_pixels, rotate
 
-__all__ = ["BENCHMARKS", "Stream", "Task", "benchmark", "drifting", "from_datasets", "permuted", "rotated", "split"]
+__all__ = [
+    "BENCHMARKS",
+    "Stream",
+    "Task",
+    "benchmark",
+    "drifting",
+    "from_datasets",
+    "permuted",
+    "rotated",
+    "split",
+    "validation",
+]
 
 BENCHMARKS = ("rotated-mnist", "permuted-mnist", "split-mnist", "split-cifar100")
 
@@ -121,6 +132,46 @@ def from_datasets(items: Sequence[Task | LabelledImages], *, own_heads: bool = F
         return Recipe(item.name, item.classes, head, whole.train, whole.test)
 
     return Stream(name, [recipe(t, item) for t, item in enumerate(items)])
+
+
+def validation(stream: Stream, share: float) -> Stream:
+    """The stream for choosing settings: of each class of each task the last `share` of the training examples is held
+    out and takes the place of the test data, which nothing sees.
+
+    Of every class at least one example is held out and at least one is trained on.
+
+    Raises:
+        ValueError: the share is not between 0 and 1, or a class of a task has a single example.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"validation is the share of the training data that is held out, in (0, 1); got {share}")
+
+    def part(recipe: Recipe, held: bool) -> Callable[[], Pair]:
+        def make() -> Pair:
+            x, y = recipe.train()
+            kept = held_out(y, share)
+            return (x[kept], y[kept]) if held else (x[~kept], y[~kept])
+
+        return make
+
+    recipes = [Recipe(r.name, r.classes, r.head, part(r, held=False), part(r, held=True)) for r in stream.recipes]
+    return Stream(stream.name, recipes)
+
+
+def held_out(labels: torch.Tensor, share: float) -> torch.Tensor:
+    """Which of the examples (n,) are held out: the last round(share · n_c), at least one, of each class c.
+
+    >>> held_out(torch.tensor([0, 1, 0, 1, 0, 0]), 0.25).tolist()
+    [False, False, False, True, False, True]
+    """
+    kept = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        members = (labels == label).nonzero().flatten()
+        if len(members) < 2:
+            raise ValueError(f"class {int(label)} has one example, which cannot be both trained on and held out")
+        count = min(max(1, round(share * len(members))), len(members) - 1)
+        kept[members[-count:]] = True
+    return kept
 
 
 def drifting(stream: Stream, steps: int, batch: int = 10, seed: int = 0) -> Iterator[Pair]:

@@ -27,6 +27,7 @@ from sketchogd.lab import metrics, models, rank_errors, records
 from sketchogd.lab.configs import RunConfig, Training, make_optimizer, model_for, stream_of
 from sketchogd.lab.learners import Protected
 from sketchogd.lab.methods import Method, Setup, build
+from sketchogd.lab.processes import Alone, Processes
 from sketchogd.lab.tasks import Pair, Stream
 from sketchogd.memory import GradientMemory
 from sketchogd.parameters import ProtectedParameters, Selection
@@ -76,15 +77,17 @@ def fit(
     protected: Selection = None,
     folder: records.RunFolder | None = None,
     progress: Progress | None = None,
+    processes: Processes | None = None,
 ) -> Result:
     """Train `model` on the tasks of `stream`, one after another, with a method that keeps it from forgetting.
 
     With a `folder` that was started, evaluations and checkpoints are written there, and a checkpoint in it is resumed.
+    Several `processes` call this together, the first of them with the folder.
 
     Raises:
         FloatingPointError: the loss is no longer finite.
     """
-    training = training or Training()
+    training, processes = training or Training(), processes or Alone()
     model.to(device)
     optimizer = make_optimizer(model, training)
     heads = [recipe.head for recipe in stream.recipes]
@@ -95,7 +98,8 @@ def fit(
             return cross_entropy(model(inputs), targets)
 
     x, y = stream.train(0)
-    setup = Setup(model, optimizer, loss_of_head, len(stream), bytes_of_example(x, y), protected, seed)
+    shared: dict[str, Any] = {"group": processes.group, "own": processes.own}
+    setup = Setup(model, optimizer, loss_of_head, len(stream), bytes_of_example(x, y), protected, seed, **shared)
     learner = build(method, setup)
     tests = [_placed(stream.test(t), device) for t in range(len(stream))]
     clock = _Clock()
@@ -108,7 +112,7 @@ def fit(
     T, epochs = len(stream), training.epochs
     matrix, initial = np.full((T, T), np.nan), np.full(T, np.nan)
     first_task = first_epoch = steps = 0
-    saved = folder.resume() if folder is not None else None
+    saved = processes.from_first(folder.resume() if folder is not None else None)
     if saved is not None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -133,7 +137,7 @@ def fit(
         use_head(model, heads[t])
         per_epoch = -(-len(y) // training.batch)
         for epoch in range(first_epoch, epochs):
-            order = torch.randperm(len(y), generator=_generator(seed, "order", t, epoch)).to(device)
+            order = torch.randperm(len(y), generator=generator(seed, "order", t, epoch)).to(device)
             total = torch.zeros((), device=device)
             model.train(not (training.eval_after_first_step and steps))
             with clock.measuring("train"), models.seeded(derive_seed(seed, "noise", t, epoch)):
@@ -141,12 +145,11 @@ def fit(
                 batches = zip(x[order].split(training.batch), y[order].split(training.batch), strict=True)
                 for i, (inputs, targets) in enumerate(batches):
                     optimizer.zero_grad()
-                    loss = cross_entropy(model(inputs), targets)
-                    loss.backward()
+                    loss = processes.backward(model, inputs, targets)
                     learner.before_step(inputs, targets, heads[t])
                     optimizer.step()
                     learner.after_step()
-                    total += loss.detach()
+                    total += loss
                     if training.eval_after_first_step and steps == 0:
                         model.eval()
                     steps += 1
@@ -183,38 +186,90 @@ def run(
     data_folder: str | Path | None = None,
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
+    processes: Processes | None = None,
 ) -> Result:
     """Do the run that a config names, in its folder: from the beginning, or on from its last checkpoint.
+
+    Several `processes` do it together: the first calls this, the others `follow`.
 
     Raises:
         ValueError: a name or a setting is wrong.
         RecordError: the folder holds a run of another config, or another process works on it.
     """
-    record = config.record()
     stream = stream_of(config, data_folder)
     model = model_for(stream, config.seed)
-    protected = models.LeNet.PROTECTED if isinstance(model, models.LeNet) else None
     place = records.RunFolder(folder)
     with place.hold():
-        if (place.path / "run.json").exists():
-            found = records.load(place.path)
-            if found.record["digest"] != records.config_digest(record):
-                raise records.RecordError(f"{place.path}: holds a run of another config; choose another folder")
-        resumable = (place.path / "checkpoint.safetensors").exists() and (place.path / "run.json").exists()
-        if resumable:
-            place.update(status="running", **({"error": None} if "error" in found.record else {}))
-        else:
-            place.start(record, device)
-        options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": protected}
+        begin(place, config, device, resume=True)
+        options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": protected_of(model)}
         try:
-            result = fit(stream, model, config.method, config.training, folder=place, progress=progress, **options)
+            result = fit(
+                stream,
+                model,
+                config.method,
+                config.training,
+                folder=place,
+                progress=progress,
+                processes=processes,
+                **options,
+            )
         except Exception as error:
             place.fail(error)
             raise
-        _save_spectra(place.path, result.learner)
-        facts = {"ledger": result.ledger, "timings": result.timings, "steps": result.steps}
-        place.finish(results=asdict(result.summary), parameters=_sizes(model, protected), **facts)
+        conclude(place, model, result.learner, result.summary, result.ledger, result.timings, result.steps)
     return result
+
+
+def follow(
+    config: RunConfig,
+    processes: Processes,
+    *,
+    data_folder: str | Path | None = None,
+    device: str | torch.device = "cpu",
+) -> Result:
+    """Take part in a run that the first of several processes does and records."""
+    stream = stream_of(config, data_folder)
+    model = model_for(stream, config.seed)
+    options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": protected_of(model)}
+    return fit(stream, model, config.method, config.training, processes=processes, **options)
+
+
+def begin(place: records.RunFolder, config: RunConfig, device: str | torch.device, resume: bool = False) -> None:
+    """Start the record of a run, or with `resume` go on with one that has a checkpoint.
+
+    Raises:
+        RecordError: the folder holds a run of another config.
+    """
+    record = config.record()
+    started = (place.path / "run.json").exists()
+    if started:
+        found = records.load(place.path).record
+        if found["digest"] != records.config_digest(record):
+            raise records.RecordError(f"{place.path}: holds a run of another config; choose another folder")
+    if resume and started and (place.path / "checkpoint.safetensors").exists():
+        place.update(status="running", **({"error": None} if "error" in found else {}))
+    else:
+        place.start(record, device)
+
+
+def conclude(
+    place: records.RunFolder,
+    model: nn.Module,
+    learner: Baseline,
+    summary: metrics.Summary,
+    ledger: dict[str, Any],
+    timings: dict[str, float],
+    steps: int,
+) -> None:
+    """Write what is known at the end of a run, and mark it finished."""
+    _save_spectra(place.path, learner)
+    facts = {"ledger": ledger, "timings": timings, "steps": steps}
+    place.finish(results=asdict(summary), parameters=_sizes(model, protected_of(model)), **facts)
+
+
+def protected_of(model: nn.Module) -> Selection:
+    """What the paper protects of its networks: of the LeNet the wide layer, otherwise everything."""
+    return models.LeNet.PROTECTED if isinstance(model, models.LeNet) else None
 
 
 def use_head(model: nn.Module, head: int) -> None:
@@ -223,13 +278,19 @@ def use_head(model: nn.Module, head: int) -> None:
         model.use_head(head)
 
 
-@torch.no_grad()
 def accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, head: int = 0, back_to: int = 0) -> float:
     """Share of the inputs (n, …) for which the largest logit is the target's; modes and head are restored."""
+    return int(count_right(model, inputs, targets, head, back_to)) / len(targets)
+
+
+@torch.no_grad()
+def count_right(model: nn.Module, inputs: Tensor, targets: Tensor, head: int = 0, back_to: int = 0) -> Tensor:
+    """For how many inputs the largest logit is the target's, as a tensor of one number."""
+    right = torch.zeros((), dtype=torch.int64, device=targets.device)
     with evaluating(model), _head(model, head, back_to):
-        pieces = zip(inputs.split(EVALUATED_AT_ONCE), targets.split(EVALUATED_AT_ONCE), strict=True)
-        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pieces)
-    return right / len(targets)
+        for x, y in zip(inputs.split(EVALUATED_AT_ONCE), targets.split(EVALUATED_AT_ONCE), strict=True):
+            right += (model(x).argmax(1) == y).sum()
+    return right
 
 
 def ledger(learner: Baseline) -> dict[str, Any]:
@@ -278,7 +339,8 @@ def _placed(pair: Pair, device: str | torch.device) -> Pair:
     return pair[0].to(device), pair[1].to(device)
 
 
-def _generator(*parts: int | str) -> torch.Generator:
+def generator(*parts: int | str) -> torch.Generator:
+    """The generator for one random choice, from what determines it."""
     return torch.Generator().manual_seed(derive_seed(*parts))
 
 

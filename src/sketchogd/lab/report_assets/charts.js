@@ -29,7 +29,7 @@ function frame(options) {
   const y = (value) => box.bottom - ((value - yDomain[0]) / (yDomain[1] - yDomain[0])) * (box.bottom - box.top);
   const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   const xTicks = options.xTicks || (logX ? logTicks(...xDomain) : linearTicks(...xDomain, Math.min(10, width / 60)));
-  for (const value of linearTicks(...yDomain, 5)) {
+  for (const value of options.yTicks || linearTicks(...yDomain, 5)) {
     root.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y(value), y2: y(value) }),
       svg("text", { x: box.left - 7, y: y(value) + 4, "text-anchor": "end" }, yTick ? yTick(value) : compact(value)));
   }

@@ -1,4 +1,4 @@
-// The figures of one benchmark: curves of chosen tasks, accuracy over bytes, accuracy matrices, spectra.
+// The figures of one benchmark: curves of chosen tasks, accuracy over bytes, accuracy matrices, spectra, errors.
 
 const span = (values) => [Math.min(...values), Math.max(...values)];
 
@@ -119,4 +119,23 @@ function spectraFigure(benchmark, groups, width) {
   const ranks = groups.map((g) => `${g.label} ${g.spectrum.stable_rank.toFixed(1)}`).join(", ");
   return figure("spectra", lead("Spectra.", `Singular values of the gradients that are to be remembered. Dotted: the stable rank, the sum of their squares over the largest square, which says how many directions matter (${ranks}).`),
     el("h3", {}, "Spectrum of the gradients"), chart);
+}
+
+// What sketches of rising rank leave out of the gradients, measured, beside the bounds; both axes logarithmic.
+function errorsFigure(benchmark, groups, width) {
+  const group = groups[0];
+  if (!group) return null;
+  const lines = [["bound_product_printed", "Theorem 3 as printed", 17], ["bound_gradient", "Theorem 1", 8], ["error_gradient", "gradient sketch, measured", 0],
+    ["bound_product_tight", "Theorem 3, tight", 9], ["error_product", "product sketch, measured", 1], ["optimum", "optimum (SVD)", 6]];
+  const power = (value) => (value > 0 ? Math.log10(value) : NaN);
+  const percent = (value) => `${compact(Number((100 * 10 ** value).toPrecision(2)))} %`;
+  const series = lines.map(([key, label, style]) => ({ label, style, x: group.errors.k, y: group.errors[key].map(power) }));
+  const [low, high] = span(series.flatMap((s) => s.y.filter(known)));
+  const ticks = [1e-4, 1e-3, 0.01, 0.1].flatMap((d) => [1, 2, 5].map((m) => power(m * d))).concat(0).filter((v) => v >= low - 0.05 && v <= high + 0.05);
+  const chart = lineChart({ width, height: Math.min(400, Math.max(280, width * 0.44)), xDomain: [group.errors.k[0], group.errors.k[group.errors.k.length - 1]],
+    yDomain: [low - 0.05, high + 0.05], logX: true, xTicks: group.errors.k.filter((_, i, all) => width > 600 || i % 3 === 0 || i === all.length - 1), yTicks: ticks, yTick: percent, series,
+    xLabel: "rank k (log scale)", yLabel: "energy left out (log scale)", format: percent, heading: (k) => `Rank ${k}`, title: `Energy left out over the rank on ${benchmark.title}` });
+  const key = el("p", { class: "key" }, series.map((s) => el("span", { class: "name" }, swatch(s.style), s.label)));
+  return figure("errors", lead("Errors over rank.", `The share of the energy of ${group.label}’s gradients that lies outside the basis of a sketch of rank k, measured once each, beside the theorems’ bounds on its mean.`),
+    el("h3", {}, "Energy left out over the rank"), key, chart);
 }

@@ -35,6 +35,8 @@
   byId("tables").append(...data.benchmarks.filter((b) => of(b, scored).length).map((b) => resultTable(b, of(b, scored))));
   byId("table-notes").append(...(scored.length ? notes(scored) : ["No finished run has accuracies yet."]));
 
+  if (data.pairs.length) byId("pairs").append(pairTable(data.pairs, titles)); else byId("pair-box").hidden = true;
+
   const boxes = new Map(data.benchmarks.map((b) => [b, el("div", { class: "bench", "data-benchmark": b.name, hidden: "" })]));
   byId("panels").append(...boxes.values());
   const choices = data.benchmarks.map((b) => el("button", { type: "button", role: "radio", onclick: () => choose(b), onkeydown: (event) => {
@@ -58,6 +60,7 @@
       groups.length ? paretoFigure(benchmark, groups, shown, width) : null,
       groups.length ? mapsFigure(benchmark, groups, shown) : null,
       spectraFigure(benchmark, spectra, width),
+      errorsFigure(benchmark, of(benchmark, data.groups).filter((g) => g.errors && !hidden.has(g.label)), width),
     ].filter(Boolean));
     box.dataset.width = width;
   }

@@ -64,6 +64,12 @@ function differenceCell(row) {
     el("span", { class: "hidden-text" }, side === "up" ? " above the error bars" : " below the error bars"))];
 }
 
+// All bytes kept; below, those of them that lie on the host.
+function memoryCell(group) {
+  const { nbytes, host_nbytes: host } = group.row;
+  return [bytes(nbytes), host ? el("span", { class: "variant" }, `host ${bytes(host)}`) : null];
+}
+
 function resultTable(benchmark, groups) {
   const rows = groups.map((group) => group.row);
   const ends = rows.flatMap((row) => [row.accuracy - row.accuracy_std, row.accuracy + row.accuracy_std]
@@ -78,7 +84,7 @@ function resultTable(benchmark, groups) {
     { title: "Difference", descending: true, value: (g) => g.row.difference, cell: (g) => differenceCell(g.row) },
     { title: "Forgetting", value: (g) => g.row.forgetting, cell: (g) => withSpread(g.row.forgetting, g.row.forgetting_std, g.row.n) },
     { title: "Learning", descending: true, value: (g) => g.row.learning, cell: (g) => withSpread(g.row.learning, g.row.learning_std, g.row.n) },
-    { title: "Memory", value: (g) => g.row.nbytes, cell: (g) => bytes(g.row.nbytes) },
+    { title: "Memory", value: (g) => g.row.nbytes, cell: memoryCell },
     { title: "Seeds", descending: true, value: (g) => g.row.n, cell: (g) => String(g.row.n) },
   ];
   return el("div", { class: "table", "data-benchmark": benchmark.name },
@@ -107,6 +113,19 @@ function timingTable(groups, titles) {
     { title: "Memory kept", value: (g) => g.row.nbytes, cell: (g) => bytes(g.row.nbytes) },
     { title: "Device", class: "left", value: (g) => g.runs[0].device || "", cell: (g) => [...new Set(g.runs.map((run) => run.device || MISSING))].join(", ") },
   ], groups);
+}
+
+function pairTable(pairs, titles) {
+  const p = (value) => (value < 0.001 ? "< 0.001" : value.toFixed(3));
+  return sortableTable("Paired tests", [
+    { title: "Benchmark", class: "left", value: (r) => titles.get(r.benchmark), cell: (r) => titles.get(r.benchmark) },
+    { title: "Best", class: "left", value: (r) => r.best, cell: (r) => r.best },
+    { title: "Against", class: "left", value: (r) => r.other, cell: (r) => r.other },
+    { title: "Difference", descending: true, value: (r) => r.difference, cell: (r) => signed(r.difference) },
+    { title: "p (t)", value: (r) => r.p_t, cell: (r) => p(r.p_t) },
+    { title: "p (sign flips)", value: (r) => r.p_sign_flip, cell: (r) => p(r.p_sign_flip) },
+    { title: "Seeds", value: (r) => r.n, cell: (r) => String(r.n) },
+  ], pairs);
 }
 
 function runTable(groups, titles) {

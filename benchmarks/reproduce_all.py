@@ -1,0 +1,158 @@
+"""Every run behind docs/results.md, in pieces that fit in ten minutes on one GPU each; what is done is not repeated.
+
+    python benchmarks/reproduce_all.py --list
+    python benchmarks/reproduce_all.py --device cuda --time-limit 540        # again and again, until it says all done
+    python benchmarks/reproduce_all.py --device cuda --pieces 'table1/split-*' 'goals/*'
+    sketchogd results results --write
+
+A piece is PRESET/BENCHMARK/NUMBER: at most `--chunk` runs, the seeds of a setting together. After each piece its
+finished runs are packed into results/PRESET/BENCHMARK.json, and a run that is there is not done again, so neither the
+run folders nor the machine need to last. Without the package installed: PYTHONPATH=src. Exit codes: 0 all done, 1 a run
+failed, 3 the time is up and pieces are left.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+
+from sketchogd.lab import bundles, grid, presets
+from sketchogd.lab.configs import RunConfig
+from sketchogd.lab.records import config_digest
+
+ORDER = ("table1", "table2", "ridges", "goals", "equal-bytes", "ablations", "spectra")
+"""All experiments but `curves`, whose runs are the first seeds of table1."""
+
+TIME_IS_UP = 3
+
+
+class TimeUp(BaseException):
+    """Raised out of a piece at the limit; not an Exception, so that no run is marked as failed by it."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    name: str
+    preset: str
+    runs: tuple[RunConfig, ...]
+
+
+def all_pieces(chunk: int, seeds: int | None = None) -> list[Piece]:
+    """Every run of every experiment, once."""
+    pieces = []
+    for preset in ORDER:
+        runs = presets.PRESETS[preset](**({} if seeds is None else {"seeds": seeds})).runs
+        for benchmark in dict.fromkeys(run.benchmark for run in runs):
+            settings: dict[str, list[RunConfig]] = {}
+            for run in runs:
+                if run.benchmark == benchmark:
+                    settings.setdefault(run.setting, []).append(run)
+            for number, part in enumerate(_chunks(list(settings.values()), chunk), start=1):
+                pieces.append(Piece(f"{preset}/{benchmark}/{number}", preset, tuple(part)))
+    return pieces
+
+
+def _chunks(settings: Sequence[Sequence[RunConfig]], chunk: int) -> list[list[RunConfig]]:
+    """The runs in lists of at most `chunk`, the seeds of a setting in one list unless they are more than that."""
+    found: list[list[RunConfig]] = [[]]
+    for seeds in settings:
+        if found[-1] and len(found[-1]) + len(seeds) > chunk:
+            found.append([])
+        found[-1].extend(seeds)
+    return [part[i : i + chunk] for part in found for i in range(0, len(part), chunk)]
+
+
+def left(piece: Piece, done: set[str]) -> list[RunConfig]:
+    """The runs of a piece that are in no bundle yet."""
+    return [run for run in piece.runs if config_digest(run.record()) not in done]
+
+
+def work(options: argparse.Namespace) -> int:
+    start, longest = time.monotonic(), 0.0
+    chosen = [p for p in all_pieces(options.chunk, options.seeds) if _wanted(p.name, options.pieces)]
+    if not chosen:
+        raise SystemExit(f"no piece is called {' or '.join(options.pieces)}; --list names them all")
+    done = bundles.digests(options.results)
+    waiting = [(piece, runs) for piece in chosen if (runs := left(piece, done))]
+    print(f"{len(chosen)} pieces, {len(chosen) - len(waiting)} of them done", flush=True)
+    failed = 0
+
+    def watch(update: grid.Update) -> None:
+        if time.monotonic() - start > options.time_limit:
+            raise TimeUp
+
+    for i, (piece, runs) in enumerate(waiting):
+        elapsed = time.monotonic() - start
+        if elapsed + longest > options.time_limit:
+            print(f"the time is up; {len(waiting) - i} pieces are left: give the same command again")
+            return TIME_IS_UP
+        folder = options.out / piece.preset
+        try:
+            outcomes = grid.run_grid(
+                runs,
+                folder,
+                jobs=options.jobs,
+                devices=options.device.split(","),
+                data_folder=options.data,
+                listener=watch,
+            )
+        except TimeUp:
+            _pack(runs, folder, options.results)
+            print(f"the time is up in {piece.name}; {len(waiting) - i} pieces are left: give the same command again")
+            return TIME_IS_UP
+        _pack(runs, folder, options.results)
+        bad = [outcome for outcome in outcomes if outcome.status in ("failed", "busy")]
+        failed += len(bad)
+        seconds = time.monotonic() - start - elapsed
+        longest = max(longest, seconds)
+        print(f"{piece.name}: {len(runs)} runs in {seconds:.0f} s", flush=True)
+        for outcome in bad:
+            print(f"  {outcome.run}: {outcome.status}: {outcome.message}", flush=True)
+    print("all done" if not failed else f"{failed} runs failed")
+    return 1 if failed else 0
+
+
+def _wanted(name: str, globs: Sequence[str]) -> bool:
+    return not globs or any(fnmatchcase(name, glob) for glob in globs)
+
+
+def _pack(runs: Sequence[RunConfig], folder: Path, results: Path) -> None:
+    for benchmark in {run.benchmark for run in runs}:
+        if (folder / benchmark).exists():
+            bundles.pack(folder / benchmark, results)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="name the pieces, with the runs left in each, and stop")
+    parser.add_argument("--pieces", nargs="*", default=[], metavar="GLOB", help="only these, such as 'table1/*'")
+    parser.add_argument(
+        "--time-limit", type=float, default=float("inf"), metavar="S", help="stop after so many seconds"
+    )
+    parser.add_argument("--chunk", type=int, default=40, help="the most runs of one piece (40)")
+    parser.add_argument("--seeds", type=int, help="seeds of every experiment, in place of its own number")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1; several with commas")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    parser.add_argument("--data", type=Path, help="folder with CIFAR-100; by default $SKETCHOGD_DATA")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="where run folders go (runs)")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="where bundles go (results)")
+    options = parser.parse_args(arguments)
+    if options.device.startswith("cpu"):
+        torch.set_num_threads(
+            1
+        )  # small networks train fastest so; beside a GPU the host's threads have sketches to hold
+    if options.list:
+        done = bundles.digests(options.results)
+        for piece in all_pieces(options.chunk, options.seeds):
+            if _wanted(piece.name, options.pieces):
+                print(f"{piece.name}: {len(left(piece, done))} of {len(piece.runs)} runs left")
+        return 0
+    return work(options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,75 @@
+"""`sketchogd merge`: several memory files of one model become one that protects what each of them remembers."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from torch import Tensor
+
+from sketchogd import storage
+from sketchogd.cli import inspecting, show
+from sketchogd.errors import StorageError
+
+State = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+@show.friendly
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Two or more files that Protection.save wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a sentence.")] = False,
+) -> None:
+    """Merge memories of one model that were trained apart into one that protects what each remembers.
+
+    Their settings must be equal, and their seeds too, except for SketchOGD-1, whose seeds must differ.
+    """
+    if len(files) < 2:
+        raise ValueError("give at least two files to merge")
+    meta, tensors = merged([(str(path), storage.read(path)) for path in files])
+    storage.write(output, meta, tensors)
+    if json_:
+        show.as_json({"output": str(output), "memory": meta["memory"], "examples": meta["examples"]})
+    else:
+        show.out.print(f"{output}: memory of {meta['memory']}, {meta['examples']:,} examples of {len(files)} files")
+
+
+def merged(named: Sequence[tuple[str, State]]) -> State:
+    """The state of a memory that observed what all of these observed, without the model.
+
+    Raises StorageError, with the files and the reason, for memories that do not go together.
+    """
+    (first, (meta, tensors)), *others = named
+    sketches = inspecting.sketches_of(meta, tensors)
+    examples, remembered, stale = meta["examples"], meta["remembered"], meta["stale"]
+    counts = {name: t.clone() for name, t in tensors.items() if _is_counts(name, sketches)}
+    for name, (other, held) in others:
+        _require_same(first, meta, name, other)
+        theirs = inspecting.sketches_of(other, held)
+        try:
+            for key, sketch in sketches.items():
+                sketch.merge(theirs[key])
+        except ValueError as error:
+            raise StorageError(f"{name} cannot be merged with {first}: {error}") from error
+        for key in counts:
+            counts[key] += held[key]
+        examples += other["examples"]
+        remembered, stale = remembered or other["remembered"], stale or other["stale"]
+    states = {key: sketch.state_dict() for key, sketch in sketches.items()}
+    found = {f"{key}.{part}": t for key, state in states.items() for part, t in state["tensors"].items()}
+    of_sketches: dict[str, Any] = {key: state["meta"] for key, state in states.items()}
+    whole = {**meta, "examples": examples, "remembered": remembered, "stale": stale}
+    whole |= {"sketch": of_sketches["sketch"]} if "sketch" in meta else {"sketches": of_sketches}
+    return whole, {**found, **counts}
+
+
+def _is_counts(name: str, sketches: Mapping[str, Any]) -> bool:
+    """Whether a tensor is that of an embedding's token counts, which belong to no sketch."""
+    return name.rpartition(".")[2] == "counts" and name.rpartition(".")[0] not in sketches
+
+
+def _require_same(first: str, mine: Mapping[str, Any], name: str, theirs: Mapping[str, Any]) -> None:
+    for key, what in (("memory", "kinds of memory"), ("parameters", "models"), ("settings", "settings")):
+        if mine[key] != theirs[key]:
+            shown = "" if key == "parameters" else f": {theirs[key]} and {mine[key]}"
+            raise StorageError(f"{name} cannot be merged with {first}: they are of different {what}{shown}")

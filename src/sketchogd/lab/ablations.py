@@ -1,0 +1,147 @@
+"""Ablations: one setting varied at a time, on Rotated and Split MNIST, one seed unless more are asked for.
+
+Every ablation is a list of `Variant`s; the usual setting belongs to most of them and is run once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sketchogd.lab.configs import RunConfig, Training
+from sketchogd.lab.methods import KINDS, Method, unknown
+from sketchogd.lab.settings import Names, Preset, checked, default_method, distinct, training_for
+
+BENCHMARKS = ("rotated-mnist", "split-mnist")
+ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-4}
+"""Adam's step is about lr whatever the gradient, so it needs a smaller one than SGD."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of an ablation: what is varied, in words, with the method and the training it means."""
+
+    words: str
+    method: Method
+    training: Training
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A question, and the variants that answer it on a benchmark."""
+
+    title: str
+    variants: Callable[[str], list[Variant]]
+
+
+def _ranks(benchmark: str) -> list[Variant]:
+    return [
+        *_varied("sketchogd", benchmark, "rank", (75, 150, 300, 600, 1200, 2400)),
+        *_varied("layer-sketch", benchmark, "rank", (12, 25, 50, 100, 200, 400, 1025)),
+    ]
+
+
+def _ridges(benchmark: str) -> list[Variant]:
+    hard = [default_method("layer-sketch", benchmark, ridge=0.0, energy=energy) for energy in (0.95, 0.99, 1.0)]
+    return [
+        *(_variant(f"hard, energy {m.options['energy']:g}", m, benchmark) for m in hard),
+        *_varied("layer-sketch", benchmark, "ridge", (0.003, 0.01, 0.03, 0.05, 0.1, 0.3, 1.0, 3.0)),
+        _variant("inputs only", default_method("layer-sketch", benchmark, outputs=False), benchmark),
+    ]
+
+
+def _remembered(benchmark: str) -> list[Variant]:
+    counts = (30, 120, 480, 1000, None)
+    found = []
+    for name in ("sketchogd", "layer-sketch"):
+        for count in counts:
+            words = f"{_title(name)}, {'all' if count is None else count} a task"
+            found.append(_variant(words, default_method(name, benchmark, examples=count), benchmark))
+    return found
+
+
+def _every(benchmark: str) -> list[Variant]:
+    steps = (1, 10, 50, 100, 500, 1000)
+    names = ("sketchogd", "layer-sketch")
+    return [v for name in names for v in _varied(name, benchmark, "every", steps)]
+
+
+def _test_matrices(benchmark: str) -> list[Variant]:
+    gaussian = default_method("sketchogd", benchmark, rank=600, test_matrix="gaussian")
+    sparse = [default_method("sketchogd", benchmark, rank=600, zeta=zeta) for zeta in (1, 2, 4, 8)]
+    return [
+        *(_variant(f"sparse, zeta {m.options['zeta']}", m, benchmark) for m in sparse),
+        _variant("Gaussian", gaussian, benchmark),
+    ]
+
+
+def _bases(benchmark: str) -> list[Variant]:
+    return [
+        _variant(
+            f"rank {rank}, {dtype or 'float32'}",
+            default_method("sketchogd", benchmark, rank=rank, basis_dtype=dtype, offload="cpu" if dtype else None),
+            benchmark,
+        )
+        for rank in (600, 1200, 2400)
+        for dtype in (None, "bfloat16")
+    ]
+
+
+def _optimizers(benchmark: str) -> list[Variant]:
+    found = []
+    for words, training in (("SGD", {}), ("Adam", ADAM)):
+        found.append(_variant(f"{words}, nothing kept", default_method("sgd", benchmark), benchmark, **training))
+        for name, rank in (("sketchogd", 600), ("layer-sketch", 200)):
+            update = default_method(name, benchmark, rank=rank, every=1)
+            options = {key: value for key, value in update.options.items() if key in KINDS["gradient-ogd"].options}
+            gradient = default_method("gradient-ogd", benchmark, memory=name, **options)
+            title = f"{words}, {_title(name)}"
+            found.append(_variant(f"{title}, update projected", update, benchmark, **training))
+            found.append(_variant(f"{title}, gradient projected", gradient, benchmark, **training))
+    return found
+
+
+ABLATIONS: dict[str, Ablation] = {
+    "rank": Ablation("Rank", _ranks),
+    "ridge": Ablation("Ridge of the layer memory, from hard to soft", _ridges),
+    "remembered": Ablation("Examples remembered", _remembered),
+    "every": Ablation("Steps between two projections", _every),
+    "test-matrix": Ablation("Test matrix, rank 600", _test_matrices),
+    "basis": Ablation("Numbers of the basis: float32 or bfloat16", _bases),
+    "optimizer": Ablation("SGD and Adam, updates or gradients projected", _optimizers),
+}
+
+
+def ablations(benchmarks: Names = None, methods: Names = None, seeds: int = 1, groups: Names = None) -> Preset:
+    """All ablations, or the `groups` that are named; `methods` keeps the runs of these only."""
+    for group in groups or ():
+        if group not in ABLATIONS:
+            raise ValueError(unknown("ablation", group, ABLATIONS))
+    runs = [
+        ablation_run(variant, benchmark, seed)
+        for seed in range(seeds)
+        for benchmark in checked(benchmarks or BENCHMARKS, seeds)
+        for group in groups or ABLATIONS
+        for variant in ABLATIONS[group].variants(benchmark)
+        if variant.method.name in (methods or KINDS)
+    ]
+    if not runs:
+        raise ValueError(f"no ablation has a run of {', '.join(methods or ())}")
+    return Preset("ablations", "one setting varied at a time", distinct(runs))
+
+
+def ablation_run(variant: Variant, benchmark: str, seed: int) -> RunConfig:
+    """The run of a variant."""
+    return RunConfig(benchmark, variant.method, variant.training, seed, "ablations")
+
+
+def _variant(words: str, settings: Method, benchmark: str, **training: Any) -> Variant:
+    return Variant(words, settings, replace(training_for(benchmark), **training))
+
+
+def _varied(name: str, benchmark: str, key: str, values: Sequence[Any]) -> list[Variant]:
+    made = [(value, default_method(name, benchmark, **{key: value})) for value in values]
+    return [_variant(f"{_title(name)}, {key} {value:g}", settings, benchmark) for value, settings in made]
+
+
+def _title(name: str) -> str:
+    return {"sketchogd": "gradient sketch", "layer-sketch": "layer memory"}[name]

@@ -1,0 +1,212 @@
+"""Experiments of our own: every method over a range of budgets, the goals, and settings tuned without test data.
+
+Letters: p protected parameters, T tasks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sketchogd.budget import parse_bytes
+from sketchogd.lab.configs import RunConfig
+from sketchogd.lab.methods import KINDS, Method, method, unknown
+from sketchogd.lab.published import EXAMPLES, TASKS
+from sketchogd.lab.settings import (
+    PAPER_BYTES,
+    PARAMETERS,
+    SIZES,
+    SMALL_BYTES,
+    Names,
+    Preset,
+    checked,
+    default_method,
+    distinct,
+    training_for,
+)
+
+MB = 1_000_000
+_MLP = (MB // 4, MB // 2, MB, 2 * MB, 5 * MB, 20 * MB, 80 * MB)
+_CIFAR = (MB, 4 * MB, 16 * MB, 64 * MB, 256 * MB, 1500 * MB)
+BUDGETS = {name: (*(_CIFAR if name == "split-cifar100" else _MLP), PAPER_BYTES[name]) for name in PARAMETERS}
+"""From the size of a part of the weights to the paper's."""
+
+FEWEST_VECTORS = {
+    "sketchogd": 10,
+    "sketchogd-1": 10,
+    "fd-ogd": 10,
+    "ipca-ogd": 10,
+    "sketchogd-2": 20,
+    "sketchogd-3": 40,
+}
+"""Below so many vectors of length p a sketch of gradients protects next to nothing; pca-ogd and random-ogd need T."""
+
+ELSEWHERE = dict.fromkeys(
+    ("sketchogd-1", "sketchogd-2", "sketchogd-3", "pca-ogd", "random-ogd", "sketchogd"), PAPER_BYTES
+)
+ELSEWHERE |= {"layer-sketch": SMALL_BYTES, "a-gem": dict.fromkeys(PARAMETERS, 5 * MB) | {"split-cifar100": 16 * MB}}
+"""Budgets whose runs belong to table 1 (the paper's methods at the paper's sizes) or to the goals (ours)."""
+
+FIXED_SIZE = ("ewc", "si")
+EXAMPLE_BYTES = dict.fromkeys(PARAMETERS, 4 * 1024 + 16) | {"split-cifar100": 4 * 3072 + 16}
+"""A raw example as A-GEM and replay keep it: float32, its label and its group."""
+
+LAYER_FULL_BYTES = dict.fromkeys(PARAMETERS, 5 * MB) | {"split-cifar100": 64 * MB}
+"""About where a layer memory keeps its second moments exactly and more bytes change nothing."""
+
+HALF_BASIS: dict[str, Any] = {"basis_dtype": "bfloat16", "offload": "cpu"}
+"""A basis of two bytes a number on the device, and the sketch in four on the host."""
+
+ONE_RULE: dict[str, Any] = {"ridge": 0.05}
+"""The options of layer-sketch that are the same for all benchmarks."""
+
+
+# ---------------------------------------------------------------- equal bytes
+
+
+def equal_bytes(
+    benchmarks: Names = None, methods: Names = None, seeds: int = 3, budget: str | int | None = None
+) -> Preset:
+    """Every method over budgets from 0.25 MB to the paper's, all bytes counted; or all at the one that is given.
+
+    Left out: budgets that a method cannot use (too small for it, or beyond where it keeps everything), and runs at the
+    paper's own sizes, which tables 1 and 2 and the goals have. What has a fixed size appears once.
+    """
+    chosen = checked(benchmarks, seeds)
+    for name in methods or ():
+        if name not in KINDS:
+            raise ValueError(unknown("method", name, KINDS))
+    usual = [name for name in KINDS if name not in ("sgd", "ogd", "gradient-ogd")]
+    given = None if budget is None else parse_bytes(budget)
+    runs = []
+    for seed in range(seeds):
+        for benchmark in chosen:
+            for name in methods or usual:
+                sized = _over_budgets(name, benchmark) if given is None else _at_budget(name, benchmark, given)
+                runs += [RunConfig(benchmark, m, training_for(benchmark), seed, "equal-bytes") for m in sized]
+    if not runs:
+        raise ValueError(f"none of {', '.join(methods or usual)} fits into {budget}")
+    return Preset("equal-bytes", "accuracy over the bytes that are kept", distinct(runs))
+
+
+def _over_budgets(name: str, benchmark: str) -> list[Method]:
+    if name in FIXED_SIZE:
+        return [default_method(name, benchmark)]
+    budgets = BUDGETS[benchmark]
+    chosen = []
+    for previous, budget in zip((0, *budgets), budgets, strict=False):
+        elsewhere = ELSEWHERE.get(name, {}).get(benchmark) == budget
+        if previous < _most_bytes(name, benchmark) and not elsewhere:
+            chosen += _at_budget(name, benchmark, budget)
+    return chosen
+
+
+def _at_budget(name: str, benchmark: str, budget: int) -> list[Method]:
+    """The settings of a method at a budget: none where it does not fit, two where the basis may have two bytes."""
+    p, sizes, tasks = PARAMETERS[benchmark], SIZES[benchmark], TASKS[benchmark]
+    settings: dict[str, Any] = {"budget": budget}
+    if name in ("layer-sketch", "gpm"):
+        # The copy of the weights that lazy projection needs would take most of a small budget.
+        return [default_method(name, benchmark, **settings, **({"every": 1} if budget < 8 * p else {}))]
+    if name in ("pca-ogd", "random-ogd") or name in FEWEST_VECTORS:
+        settings |= {"samples": sizes.pca[0]} if name == "pca-ogd" else {}
+        fewest = FEWEST_VECTORS.get(name, tasks)
+        if (fewest + 1) * 4 * p > budget:
+            return []
+        halves = [HALF_BASIS] if name == "sketchogd" and budget >= 20 * 4 * p else []
+        return [default_method(name, benchmark, **settings, **extra) for extra in ({}, *halves)]
+    if name == "a-gem":
+        return [default_method(name, benchmark, batch=sizes.agem[1], **settings)]
+    if name in FIXED_SIZE and budget < {"ewc": 2, "si": 3}[name] * 4 * p:
+        return []
+    return [default_method(name, benchmark, **settings)]
+
+
+def _most_bytes(name: str, benchmark: str) -> float:
+    """Bytes beyond which a method has no use for more."""
+    if name in ("layer-sketch", "gpm"):
+        return LAYER_FULL_BYTES[benchmark]
+    if name in ("a-gem", "replay"):
+        return EXAMPLE_BYTES[benchmark] * EXAMPLES[benchmark] * TASKS[benchmark]
+    return float("inf")
+
+
+# ---------------------------------------------------------------- goals
+
+
+@dataclass(frozen=True)
+class Goal:
+    """An accuracy to reach with a method on a benchmark; `words` says under which condition, `key` in one word."""
+
+    key: str
+    benchmark: str
+    method: Method
+    accuracy: float
+    words: str
+
+
+def goal_list() -> list[Goal]:
+    """All goals. The paper's budget is 1,200 vectors of length p in float32."""
+    found = []
+    for benchmark, accuracy in zip(PARAMETERS, (0.890, 0.830, 0.690, 0.676), strict=True):
+        chosen = default_method("sketchogd", benchmark, budget=PAPER_BYTES[benchmark])
+        found.append(Goal("counted", benchmark, chosen, accuracy, "the paper's budget, everything counted in it"))
+    for benchmark, accuracy in (("rotated-mnist", 0.900), ("permuted-mnist", 0.843)):
+        chosen = default_method("sketchogd", benchmark, rank=2400, **HALF_BASIS)
+        found.append(Goal("bfloat16", benchmark, chosen, accuracy, "a bfloat16 basis that fills the paper's budget"))
+    for key, words in (("tuned", "ridge tuned on held-out training data"), ("one-rule", "one rule for all four")):
+        for benchmark, accuracy in zip(PARAMETERS, (0.905, 0.925, 0.910, 0.665), strict=True):
+            budget = SMALL_BYTES[benchmark]
+            tuned = default_method("layer-sketch", benchmark, budget=budget)
+            chosen = tuned if key == "tuned" else method("layer-sketch", budget=budget, **ONE_RULE)
+            found.append(Goal(key, benchmark, chosen, accuracy, f"{budget // MB} MB, {words}"))
+    return found
+
+
+def goals(benchmarks: Names = None, methods: Names = None, seeds: int = 5) -> Preset:
+    """The runs that decide the goals."""
+    chosen = checked(benchmarks, seeds)
+    runs = [
+        RunConfig(goal.benchmark, goal.method, training_for(goal.benchmark), seed, "goals")
+        for seed in range(seeds)
+        for goal in goal_list()
+        if goal.benchmark in chosen and goal.method.name in (methods or KINDS)
+    ]
+    if not runs:
+        raise ValueError(f"no goal is set for {', '.join(methods or ())} on {', '.join(chosen)}")
+    return Preset("goals", "the configurations that the goals are set for", distinct(runs))
+
+
+# ---------------------------------------------------------------- tuning
+
+VALIDATION = 0.1
+RIDGES = (0.003, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+RIDGES_CIFAR = (1.0, 5.0, 20.0, 50.0, 100.0, 200.0, 500.0, 2000.0)
+TUNED_OPTIONS: dict[str, tuple[str, Sequence[float]]] = {
+    "layer-sketch": ("ridge", RIDGES),
+    "gpm": ("energy", (0.9, 0.95, 0.97, 0.99, 0.999)),
+    "ewc": ("strength", (0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)),
+    "si": ("strength", (0.01, 0.1, 1.0, 10.0, 100.0)),
+}
+"""The option that is tuned for each method, and the values that are tried; baselines are tuned like our own method."""
+
+
+def ridges(benchmarks: Names = None, methods: Names = None, seeds: int = 1) -> Preset:
+    """Settings to choose from, scored on a tenth of the training data: ridge, GPM's energy, strengths of EWC and SI."""
+    runs = []
+    for seed in range(seeds):
+        for benchmark in checked(benchmarks, seeds):
+            for name in methods or TUNED_OPTIONS:
+                if name not in TUNED_OPTIONS:
+                    raise ValueError(unknown("method with something to tune", name, TUNED_OPTIONS))
+                run = RunConfig(benchmark, method(name), training_for(benchmark), seed, "ridges", validation=VALIDATION)
+                runs += [replace(run, method=each) for each in _tried(name, benchmark)]
+    return Preset("ridges", "settings scored on held-out training data", distinct(runs))
+
+
+def _tried(name: str, benchmark: str) -> list[Method]:
+    option, values = TUNED_OPTIONS[name]
+    if name == "layer-sketch" and benchmark == "split-cifar100":
+        values = RIDGES_CIFAR
+    budget = SMALL_BYTES[benchmark] if KINDS[name].sizes else None
+    choices: list[dict[str, Any]] = [{option: value} for value in values]
+    return [method(name, budget=budget, **each) for each in choices]

@@ -1,0 +1,255 @@
+"""The tables of docs/results.md as lines of Markdown, each from the evidence and the experiment it belongs to.
+
+A cell without runs is a dash. Numbers of seeds are said where they are not five.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sketchogd.lab import ablations, comparisons, evidence, presets, published
+from sketchogd.lab.configs import RunConfig
+from sketchogd.lab.evidence import HALF, OURS, ROWS, Cell, Evidence, Point
+from sketchogd.lab.metrics import Spread
+from sketchogd.lab.settings import PAPER_BYTES, TUNED, training_for
+
+DASH = "–"
+SEEDS = 5
+SLACK = 1.02
+"""The paper's sketches take up to a fiftieth more than 1,200 vectors, for small factors and the copy of the weights."""
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table, its first column to the left and the others to the right.
+
+    >>> table(["", "a"], [["b", "1"]])
+    ['| | a |', '|---|---:|', '| b | 1 |']
+    """
+
+    def written(cells: Sequence[str]) -> str:
+        return f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|"
+
+    return [written(head), f"|---|{'|'.join('---:' for _ in head[1:])}|", *map(written, rows)]
+
+
+def spread(value: Spread, usual: int = SEEDS) -> str:
+    """Mean ± standard deviation, with the number of seeds where it is not the usual one.
+
+    >>> spread(Spread(0.8766, 0.0042, 5)), spread(Spread(0.8766, 0.0042, 3)), spread(Spread(0.8766, 0.0, 1))
+    ('0.877 ± 0.004', '0.877 ± 0.004 (3 seeds)', '0.877 (1 seed)')
+    """
+    text = f"{value.mean:.3f}" + (f" ± {value.std:.3f}" if value.n > 1 else "")
+    return text if value.n == usual else f"{text} ({value.n} seed{'s' if value.n > 1 else ''})"
+
+
+def signed(difference: float) -> str:
+    """A difference with its sign.
+
+    >>> signed(0.0021), signed(-0.0149), signed(-0.0001)
+    ('+0.002', '−0.015', '0.000')
+    """
+    text = f"{abs(difference):.3f}"
+    return text if float(text) == 0 else f"{'+' if difference > 0 else '−'}{text}"
+
+
+def size(nbytes: int) -> str:
+    """Bytes in decimal units, to three digits.
+
+    >>> size(545_328_000), size(1_601_312), size(0)
+    ('545 MB', '1.6 MB', '0')
+    """
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if nbytes >= factor:
+            value = nbytes / factor
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return str(nbytes)
+
+
+def title(method: str) -> str:
+    """A row's name."""
+    return f"{published.METHODS['sketchogd']}, bfloat16 basis" if method == HALF else published.METHODS[method]
+
+
+# ---------------------------------------------------------------- the paper's tables
+
+
+def paper_table(found: Evidence, name: str) -> tuple[list[str], list[tuple[str, str, float]]]:
+    """Table 1 or 2, ours above published; and the cells outside two published deviations with their differences."""
+    preset = {"table1": presets.table1, "table2": presets.table2}[name](seeds=1)
+    cells = {(run.benchmark, run.method.name): found.cell(run) for run in preset.runs}
+    rows, beyond = [], []
+    for method in published.TABLES[name]:
+        row = [title(method)]
+        for benchmark in published.BENCHMARKS:
+            paper, cell = published.lookup(benchmark, method, name), cells[benchmark, method]
+            assert paper is not None
+            printed = f"{paper.mean:.3f} ± {paper.std:.3f}"
+            if cell is None:
+                row.append(f"{DASH}<br>{printed}")
+                continue
+            difference = cell.accuracy.mean - paper.mean
+            mark = ""
+            if evidence.outside(cell.accuracy, paper):
+                mark = " †"
+                beyond.append((benchmark, method, difference))
+            row.append(f"{spread(cell.accuracy)}<br>{printed}, {signed(difference)}{mark}")
+        rows.append(row)
+    return table(["", *published.BENCHMARKS.values()], rows), beyond
+
+
+# ---------------------------------------------------------------- goals
+
+
+def goals_table(found: Evidence) -> list[str]:
+    """Every goal with what was reached; bytes on the device, and on the host where a sketch is offloaded."""
+    rows = []
+    for goal in comparisons.goal_list():
+        cell = found.cell(RunConfig(goal.benchmark, goal.method, training_for(goal.benchmark), 0, "goals"))
+        met = DASH if cell is None else "yes" if cell.accuracy.mean >= goal.accuracy else "**no**"
+        reached = DASH if cell is None else spread(cell.accuracy)
+        ridge = goal.method.options.get("ridge")
+        what = f"{title(goal.method.name)}: {goal.words}" + ("" if ridge is None else f" (ridge {ridge})")
+        rows.append(
+            [what, published.BENCHMARKS[goal.benchmark], f"≥ {goal.accuracy:.3f}", reached, *_places(cell), met]
+        )
+    return table(["", "benchmark", "goal", "reached", "device", "host", "met"], rows)
+
+
+def _places(cell: Cell | None) -> list[str]:
+    return [DASH, DASH] if cell is None else [size(cell.device), size(cell.host)]
+
+
+# ---------------------------------------------------------------- equal bytes
+
+
+def budgets_table(points: Sequence[Point], benchmark: str) -> list[str]:
+    """Rows are methods, columns budgets; a cell is the largest run of the method that fits. The best are bold."""
+    budgets = comparisons.BUDGETS[benchmark]
+    columns = [{row: _largest(points, row, budget, benchmark) for row in ROWS} for budget in budgets]
+    best = [max((_shown(p) for p in column.values() if p), default="") for column in columns]
+    rows = []
+    for row in ROWS:
+        if not any(point.row == row for point in points):
+            continue
+        cells = [title(row) + (r" \*" if row in published.KEEPS_EXAMPLES else "")]
+        for column, top in zip(columns, best, strict=True):
+            point = column[row]
+            text = DASH if point is None else _shown(point)
+            cells.append(f"**{text}**" if text == top else text)
+        beyond = [p for p in points if p.row == row and p.nbytes > SLACK * budgets[-1]]
+        cells.append(f"{_shown(beyond[-1])} ({size(beyond[-1].nbytes)})" if beyond else "")
+        rows.append(cells)
+    return table(["", *map(size, budgets), "more"], rows)
+
+
+def who_wins(points: Sequence[Point], benchmark: str) -> list[str]:
+    """Plain sentences: where a baseline is ahead of the best of ours, with and without raw data kept."""
+    ahead: dict[bool, list[str]] = {False: [], True: []}
+    compared = 0
+    for budget in comparisons.BUDGETS[benchmark]:
+        column = {row: point for row in ROWS if (point := _largest(points, row, budget, benchmark))}
+        ours = max((column[row].cell.accuracy.mean for row in OURS if row in column), default=None)
+        if ours is None:
+            continue
+        compared += 1
+        for raw in (False, True):
+            others = [row for row in column if row not in OURS and (row in published.KEEPS_EXAMPLES) == raw]
+            top = max(others, key=lambda row: column[row].cell.accuracy.mean, default=None)
+            if top is not None and column[top].cell.accuracy.mean > ours:
+                ahead[raw].append(
+                    f"{size(budget)} ({title(top)} {column[top].cell.accuracy.mean:.3f}, ours {ours:.3f})"
+                )
+    if not compared:
+        return []
+    lines = []
+    for raw, words in ((False, "that keeps no raw data"), (True, "that keeps raw data")):
+        if ahead[raw]:
+            lines.append(f"* A baseline {words} is ahead of the best of ours at {', '.join(ahead[raw])}.")
+        elif any((p.row in published.KEEPS_EXAMPLES) == raw for p in points if p.row not in (*OURS, "sgd")):
+            lines.append(f"* No baseline {words} is ahead of the best of ours at any of these budgets.")
+    return lines
+
+
+def points_table(points: Sequence[Point]) -> list[str]:
+    """Every point with the bytes it keeps, on the device and on the host, and what they are for."""
+    rows = []
+    for point in points:
+        cell = point.cell
+        kinds = ", ".join(f"{kind} {size(nbytes)}" for kind, nbytes in cell.kinds.items() if nbytes)
+        accuracy = spread(cell.accuracy, usual=0)
+        rows.append([title(point.row), _setting(cell), size(cell.device), size(cell.host), kinds, accuracy])
+    return table(["", "setting", "device", "host", "of which", "accuracy"], rows)
+
+
+def _largest(points: Sequence[Point], row: str, budget: int, benchmark: str) -> Point | None:
+    limit = budget * (SLACK if budget == PAPER_BYTES[benchmark] else 1)
+    fitting = [point for point in points if point.row == row and point.nbytes <= limit]
+    return max(fitting, key=lambda point: point.nbytes, default=None)
+
+
+def _shown(point: Point) -> str:
+    return f"{point.cell.accuracy.mean:.3f}"
+
+
+def _setting(cell: Cell) -> str:
+    """The settings of a run in words, as far as they give it its size or softness."""
+    config: dict[str, Any] = cell.runs[0].config
+    options = config.get("options") or {}
+    shown = {
+        key: options[key] for key in ("rank", "corank", "ridge", "energy", "strength", "capacity") if key in options
+    }
+    shown |= {key: options[key] for key in ("components", "per_task") if key in options}
+    shown = {key: value for key, value in shown.items() if (key, value) != ("energy", 1.0)}
+    if config.get("every") == 1 and config["method"] in ("layer-sketch", "gpm"):
+        shown["every"] = 1
+    if config["method"] == "ogd":
+        shown["gradients a task"] = config["examples"]
+    words = [f"budget {size(config['budget'])}"] if "budget" in config else []
+    return ", ".join(words + [f"{key.replace('_', ' ')} {value}" for key, value in shown.items()])
+
+
+# ---------------------------------------------------------------- tuning and ablations
+
+
+def tuning_tables(found: Evidence) -> list[str]:
+    """For each method with something to tune: accuracy on held-out training data over the values tried."""
+    lines: list[str] = []
+    runs = presets.ridges(seeds=1).runs
+    for method, (option, _) in comparisons.TUNED_OPTIONS.items():
+        rows = []
+        for benchmark in published.BENCHMARKS:
+            tried = {
+                run.method.options[option]: cell
+                for run in runs
+                if (run.benchmark, run.method.name) == (benchmark, method) and (cell := found.cell(run))
+            }
+            if not tried:
+                continue
+            best = max(tried, key=lambda value: tried[value].accuracy.mean)
+            scores = [
+                f"{value}: {f'**{cell.accuracy.mean:.3f}**' if value == best else f'{cell.accuracy.mean:.3f}'}"
+                for value, cell in tried.items()
+            ]
+            used = TUNED.get(method, {}).get(benchmark, {}).get(option)
+            usual = presets.default_method(method, benchmark).options[option]
+            rows.append([published.BENCHMARKS[benchmark], ", ".join(scores), str(usual if used is None else used)])
+        if rows:
+            lines += [*table([f"{title(method)}, {option}", "held-out accuracy by value", "used"], rows), ""]
+    return lines
+
+
+def ablation_table(found: Evidence, name: str) -> list[str]:
+    """Accuracy, and accuracy on each task right after it was learned, for every variant on both benchmarks."""
+    benchmarks = ablations.BENCHMARKS
+    rows: dict[str, list[str]] = {}
+    known = False
+    for i, benchmark in enumerate(benchmarks):
+        for variant in ablations.ABLATIONS[name].variants(benchmark):
+            cell = found.cell(ablations.ablation_run(variant, benchmark, 0))
+            known = known or cell is not None
+            row = rows.setdefault(variant.words, [variant.words] + [DASH] * (2 * len(benchmarks)))
+            if cell is not None:
+                row[1 + 2 * i : 3 + 2 * i] = [spread(cell.accuracy, usual=1), f"{cell.learning.mean:.3f}"]
+    if not known:
+        return []
+    head = [word for b in benchmarks for word in (published.BENCHMARKS[b], "when learned")]
+    return table(["", *head], list(rows.values()))

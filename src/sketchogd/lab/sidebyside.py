@@ -1,0 +1,546 @@
+"""Many runs in one loop: their weights stand side by side, and one vectorised step trains all of them.
+
+A small network's step is mostly the cost of asking for it. Here S runs of the same benchmark and training, with any
+seeds and methods, share the asking: every parameter is one tensor (S, …), a run's own model has views into it, and a
+step is one forward pass and one backward pass under `vmap`. On a GPU the steps between two projections, with the
+projections, are captured in a CUDA graph once a task and replayed. Everything else (remembering, evaluating, records)
+is done for each run by the code that does it for a single one, and every random choice is the same, so a run comes out
+as `train.run` would give it, up to rounding.
+
+Letters: S runs, b examples in a batch, n examples of a task, T tasks.
+"""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy
+
+from sketchogd.baselines import Baseline
+from sketchogd.baselines.examples import bytes_of_example
+from sketchogd.lab import metrics, models, records, train
+from sketchogd.lab.configs import OPTIMIZERS, RunConfig, make_optimizer, model_for, stream_of
+from sketchogd.lab.methods import KINDS, Setup, build, method
+from sketchogd.lab.tasks import Pair, Stream
+
+
+def groups(configs: Sequence[RunConfig], most: int, room: int | None = None) -> list[list[RunConfig]]:
+    """The configs in groups of at most `most` that can be trained side by side; the order is kept within a group.
+
+    Runs share a group if they differ in seed and method only and project equally often. Methods that never project but
+    act at every step, such as replay, are a group of their own; plain training joins the first group there is. `room`
+    limits the bytes that the methods of a group are expected to keep.
+    """
+    found: dict[Any, list[RunConfig]] = {}
+    idle: dict[Any, list[RunConfig]] = {}
+    alone = []
+    for config in configs:
+        if most < 2 or not _joins(config):
+            alone.append([config])
+            continue
+        key = records.config_digest(replace(config, method=_ANY, seed=0, preset="").record())
+        if config.method.name == "sgd":
+            idle.setdefault(key, []).append(config)
+        else:
+            found.setdefault((key, config.method.every if _projects(config) else 0), []).append(config)
+    for key, members in idle.items():
+        home = next((name for name in found if name[0] == key), (key, 0))
+        found.setdefault(home, [])[:0] = members
+    return [piece for members in found.values() for piece in _pieces(members, most, room)] + alone
+
+
+def _pieces(configs: Sequence[RunConfig], most: int, room: int | None) -> Iterator[list[RunConfig]]:
+    piece: list[RunConfig] = []
+    taken = 0
+    for config in configs:
+        size = _expected_bytes(config)
+        if piece and (len(piece) == most or (room is not None and taken + size > room)):
+            yield piece
+            piece, taken = [], 0
+        piece.append(config)
+        taken += size
+    if piece:
+        yield piece
+
+
+_ANY = method("sgd")
+
+BLOCK = 50
+"""Steps in a block where nothing is projected."""
+
+
+def _projects(config: RunConfig) -> bool:
+    return KINDS[config.method.name].every != 1
+
+
+def _expected_bytes(config: RunConfig) -> int:
+    """About what a method will keep, from its settings alone."""
+    chosen = config.method
+    if chosen.budget is not None:
+        return chosen.budget
+    if chosen.name in ("layer-sketch", "gpm"):
+        return 32 << 20
+    p, T = (1_601_500, 20) if config.benchmark == "split-cifar100" else (113_610, 10)
+    options = chosen.options
+    vectors = options.get("rank", 0) + options.get("corank", 0) + options.get("buffer", 0)
+    vectors *= 2 if chosen.name in ("sketchogd-2", "sketchogd-3") else 1  # their test matrices are stored
+    vectors += T * options.get("components", 0) + options.get("samples", 0)
+    vectors += options.get("capacity", 0) if chosen.name == "random-ogd" else 0
+    vectors += T * (chosen.examples or 0) if chosen.name == "ogd" else 0
+    return 4 * p * vectors
+
+
+def _joins(config: RunConfig) -> bool:
+    """Whether a run can be one of a group: normalisation must not depend on the batch, nor shapes on the draw."""
+    if config.benchmark != "split-cifar100":
+        return True
+    plain = config.training.optimizer == "sgd" and config.training.eval_after_first_step
+    return plain and "conv*" in config.training.frozen and config.method.name != "replay"
+
+
+@dataclass(eq=False)
+class _Lane:
+    """One run of the group: its model, whose parameters are views into the stack, and what it has measured."""
+
+    config: RunConfig
+    place: records.RunFolder
+    model: nn.Module
+    learner: Baseline
+    data: int
+    matrix: np.ndarray
+    initial: np.ndarray
+    hooked: bool = False
+
+    def __post_init__(self) -> None:
+        kind = type(self.learner)
+        self.hooked = kind.before_step is not Baseline.before_step or kind.after_step is not Baseline.after_step
+
+
+@dataclass(eq=False)
+class _Data:
+    """The task at hand for the U different streams of a group: x (U · n, …), y (U · n,), and all test sets."""
+
+    streams: list[Stream]
+    device: torch.device
+    tests: list[list[Pair]] = field(default_factory=list)
+    x: Tensor = field(default_factory=lambda: torch.empty(0))
+    y: Tensor = field(default_factory=lambda: torch.empty(0))
+    n: int = 0
+
+    def load(self, t: int, features: Sequence[Callable[[Tensor], Tensor]] | None) -> None:
+        """Bring the training half of task t to the device, through each stream's `features` where there are any."""
+        pairs = [self._on_device(stream.train(t)) for stream in self.streams]
+        if features is not None:
+            pairs = [(feature(x), y) for feature, (x, y) in zip(features, pairs, strict=True)]
+        self.n = len(pairs[0][1])
+        self.x, self.y = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
+
+    def load_tests(self) -> None:
+        tasks = range(len(self.streams[0]))
+        self.tests = [[self._on_device(stream.test(t)) for t in tasks] for stream in self.streams]
+
+    def of(self, lane: _Lane) -> Pair:
+        rows = slice(lane.data * self.n, (lane.data + 1) * self.n)
+        return self.x[rows], self.y[rows]
+
+    def _on_device(self, pair: Pair) -> Pair:
+        return pair[0].to(self.device), pair[1].to(self.device)
+
+
+def run(
+    configs: Sequence[RunConfig],
+    folders: Sequence[str | Path],
+    *,
+    data_folder: str | Path | None = None,
+    device: str | torch.device = "cpu",
+    progress: train.Progress | None = None,
+) -> list[metrics.Summary]:
+    """Do the runs of one group (see `groups`), each in its folder, as `train.run` would; nothing is resumed.
+
+    Raises:
+        RecordError: a folder holds a run of another config, or another process works on it.
+        FloatingPointError: the loss of a run is no longer finite; all runs of the group are marked failed.
+    """
+    with contextlib.ExitStack() as held:
+        places = [records.RunFolder(folder) for folder in folders]
+        for config, place in zip(configs, places, strict=True):
+            held.enter_context(place.hold())
+            train.begin(place, config, device)
+        try:
+            return Group(configs, places, data_folder, torch.device(device), progress).train()
+        except BaseException as error:
+            for place in places:
+                place.fail(error)
+            raise
+
+
+class Group:
+    """Runs of one group (see `groups`) with their weights side by side, and the loop that trains them."""
+
+    def __init__(
+        self,
+        configs: Sequence[RunConfig],
+        places: Sequence[records.RunFolder],
+        data_folder: str | Path | None,
+        device: torch.device,
+        progress: train.Progress | None,
+    ) -> None:
+        first = configs[0]
+        self.training, self.device, self.progress = first.training, device, progress
+        self.every = max((c.method.every for c in configs if _projects(c)), default=BLOCK)
+        self.steps = 0
+        self.spent: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+        # Streams that do not depend on the seed are one; models with frozen features need one data set a seed.
+        by_seed = first.benchmark in ("permuted-mnist", "split-cifar100")
+        keys = [c.seed if by_seed else 0 for c in configs]
+        unique = list(dict.fromkeys(keys))
+        streams = [stream_of(configs[keys.index(key)], data_folder) for key in unique]
+        self.data = _Data(streams, device)
+        self.data.load_tests()
+        self.stream = streams[0]
+        self.example = self.data.tests[0][0][0][:1].cpu()
+        self.heads = [recipe.head for recipe in self.stream.recipes]
+        T = len(self.stream)
+        self.head = self.heads[0]
+        self.lanes = []
+        nets = [model_for(self.stream, config.seed).to(device) for config in configs]
+        # Each run's own optimizer never steps; it freezes what is frozen and carries the hooks of the protection.
+        self.idle = [make_optimizer(net, self.training) for net in nets]
+        self.stack = _stacked(nets)
+        self.optimizer = _optimizer(list(self.stack.trained.values()), first)
+        for i, (config, place, model) in enumerate(zip(configs, places, nets, strict=True)):
+            learner = self._learner(config, model, self.idle[i], unique.index(keys[i]))
+            blank = np.full((T, T), np.nan)
+            self.lanes.append(_Lane(config, place, model, learner, unique.index(keys[i]), blank, blank[0].copy()))
+        self.offsets = torch.tensor([lane.data for lane in self.lanes], device=device)
+        self.hooked = [(s, lane) for s, lane in enumerate(self.lanes) if lane.hooked]
+        self.branches: dict[int, Any] = {}
+        self.columns = torch.arange(self.training.batch, device=device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.loss = torch.zeros(len(self.lanes), device=device)
+
+    def _learner(self, config: RunConfig, model: nn.Module, idle: torch.optim.Optimizer, data: int) -> Baseline:
+        def loss_of_head(inputs: Tensor, targets: Tensor, head: int) -> Tensor:
+            train.use_head(model, head)
+            loss = cross_entropy(model(inputs), targets)
+            train.use_head(model, self.head)
+            return loss
+
+        protected = train.protected_of(model)
+        size = bytes_of_example(*self.data.tests[data][0])
+        return build(config.method, Setup(model, idle, loss_of_head, len(self.stream), size, protected, config.seed))
+
+    # ---------------------------------------------------------------- the loop
+
+    def train(self) -> list[metrics.Summary]:
+        """All tasks, one after another."""
+        T, epochs = len(self.stream), self.training.epochs
+        scores = self._evaluate(range(T))
+        for lane, row in zip(self.lanes, scores, strict=True):
+            lane.initial[:] = row
+        for t in range(T):
+            self.train_task(t)
+            self._tell((t + 1) * epochs, f"remembering task {t + 1} of {T}")
+            self.remember_task()
+            for lane, row in zip(self.lanes, self._evaluate(range(T)), strict=True):
+                lane.matrix[t] = row
+                lane.place.save_accuracy(lane.matrix, lane.initial)
+        return [self._finish(lane) for lane in self.lanes]
+
+    def remember_task(self) -> None:
+        """Let every method take what it keeps from the task at hand."""
+        with self._measuring("remember"):
+            for lane in self.lanes:
+                lane.learner.end_task(*self.data.of(lane), self.head)
+
+    def train_task(self, t: int) -> None:
+        """All epochs of task t."""
+        epochs, T = self.training.epochs, len(self.stream)
+        self.head = self.heads[t]
+        for lane in self.lanes:
+            train.use_head(lane.model, self.head)
+        frozen = self.training.eval_after_first_step
+        self.data.load(t, self._features() if frozen and t else None)
+        order: Tensor | None = None
+        graphs: dict[tuple[int, int], Any] = {}
+        for epoch in range(epochs):
+            drawn = [
+                torch.randperm(self.data.n, generator=train.generator(lane.config.seed, "order", t, epoch))
+                for lane in self.lanes
+            ]
+            rows = torch.stack(drawn).to(self.device) + self.offsets[:, None] * self.data.n
+            order = rows if order is None else order.copy_(rows)  # a graph reads it where it stood when captured
+            self.at.zero_()
+            self.loss.zero_()
+            per_epoch = -(-self.data.n // self.training.batch)
+            for lane in self.lanes:
+                lane.learner.plan(per_epoch)
+            with self._measuring("train"):
+                done = 0
+                if frozen and self.steps == 0:
+                    done = self._first_step(order)
+                self._tell(t * epochs + epoch, f"task {t + 1} of {T}")
+                self._steps(order, graphs, done, per_epoch)
+            self._record(t, epoch, per_epoch)
+
+    def _steps(self, order: Tensor, graphs: dict[tuple[int, int], Any], done: int, steps: int) -> None:
+        """The steps `done` … of an epoch, in blocks of `every` whose joint displacement is projected."""
+        b = self.training.batch
+        while done < steps:
+            count = min(self.every, steps - done)
+            last = b if done + count < steps else self.data.n - (steps - 1) * b
+            block = count, last
+            if block in graphs and graphs[block] is None:
+                graphs[block] = self._captured(order, *block)
+            if block in graphs:
+                graphs[block].replay()
+            else:
+                self._block(order, *block)
+                if self.device.type == "cuda":
+                    # The first block of its kind is taken eagerly: leaks are measured there, and libraries are warm.
+                    graphs[block] = None
+            done += count
+            self.steps += count
+
+    def _captured(self, order: Tensor, count: int, last: int) -> Any:
+        """A CUDA graph of a block; capturing does not run it."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+            self._block(order, count, last)
+        return graph
+
+    def _block(self, order: Tensor, count: int, last: int) -> None:
+        """Steps on `count` batches, the last of which has `last` examples, and the projection of what they did."""
+        with contextlib.ExitStack() as joint:
+            for lane in self.lanes:
+                joint.enter_context(lane.learner.joint(count))
+            for i in range(count):
+                self._step(order, last if i + 1 == count else self.training.batch)
+
+    def _step(self, order: Tensor, b: int) -> None:
+        """One step of every run, on the b examples that are next in its order."""
+        rows = order.index_select(1, self.at * self.training.batch + self.columns[:b])
+        x, y = self.data.x[rows], self.data.y[rows]
+        net, leaves = self.lanes[0].model, self.stack.trained
+        if self.training.optimizer == "sgd" and not self.hooked and is_chain(net):
+            self.loss += chain_step_(net, leaves, x, y, self.training.lr)
+            self.at += 1
+            return
+        logits = batched_logits(net, {**self.stack.fixed, **leaves}, x)
+        losses = cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
+        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        for leaf, gradient in zip(leaves.values(), gradients, strict=True):
+            leaf.grad = gradient if gradient is not None or not self.hooked else torch.zeros_like(leaf)
+        with self._own_streams() as own:
+            for s, lane in self.hooked:
+                with own(s):
+                    self.stack.lend_gradients(s, lane.model)
+                    lane.learner.before_step(x[s], y[s], self.head)
+        self.optimizer.step()
+        with self._own_streams() as own:
+            for s, lane in self.hooked:
+                with own(s):
+                    lane.learner.after_step()
+        self.loss += losses.detach()
+        self.at += 1
+
+    @contextlib.contextmanager
+    def _own_streams(self) -> Iterator[Callable[[int], contextlib.AbstractContextManager[Any]]]:
+        """Inside a graph the hooks of different runs are branches that run at the same time."""
+        if self.device.type != "cuda" or len(self.hooked) < 2 or not torch.cuda.is_current_stream_capturing():
+            yield lambda s: contextlib.nullcontext()
+            return
+        main = torch.cuda.current_stream()
+        branches = {s: self.branches.setdefault(s, torch.cuda.Stream()) for s, _ in self.hooked}
+        for branch in branches.values():
+            branch.wait_stream(main)
+        yield lambda s: torch.cuda.stream(branches[s])
+        for branch in branches.values():
+            main.wait_stream(branch)
+
+    def _first_step(self, order: Tensor) -> int:
+        """The only step in training mode, one run at a time; after it the frozen layers give fixed features."""
+        b = self.training.batch
+        for s, lane in enumerate(self.lanes):
+            rows = order[s, :b]
+            lane.model.train()
+            loss = cross_entropy(lane.model(self.data.x[rows]), self.data.y[rows])
+            named = {name: p for name, p in lane.model.named_parameters() if p.requires_grad}
+            gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            with torch.no_grad():
+                for p, gradient in zip(named.values(), gradients, strict=True):
+                    if gradient is not None:
+                        p.sub_(gradient, alpha=self.training.lr)
+                self.loss[s] += loss.detach()
+            lane.model.eval()
+        features = self._features()
+        self.data.tests = [
+            [(feature(x), y) for x, y in tests] for feature, tests in zip(features, self.data.tests, strict=True)
+        ]
+        self.data.load(0, features)
+        self.at += 1
+        self.steps += 1
+        return 1
+
+    def _features(self) -> list[Callable[[Tensor], Tensor]]:
+        """For each stream what the frozen layers of its first run make of images; runs of a seed have the same ones."""
+        found: list[Callable[[Tensor], Tensor]] = []
+        for data in range(len(self.data.streams)):
+            model = next(lane.model for lane in self.lanes if lane.data == data)
+            assert isinstance(model, models.LeNet)
+            found.append(model.frozen_features)
+        return found
+
+    # ---------------------------------------------------------------- what is measured
+
+    @torch.no_grad()
+    def _evaluate(self, tasks: Sequence[int]) -> list[list[float]]:
+        """Accuracies, a list a run with one number a task."""
+        with self._measuring("evaluate"):
+            right = [
+                torch.stack(
+                    [
+                        train.count_right(lane.model, *self.data.tests[lane.data][t], self.heads[t], self.head)
+                        for t in tasks
+                    ]
+                )
+                for lane in self.lanes
+            ]
+            sizes = torch.tensor([len(self.data.tests[0][t][1]) for t in tasks])
+            shares: list[list[float]] = (torch.stack(right).cpu().double() / sizes).tolist()
+        return shares
+
+    def _record(self, t: int, epoch: int, per_epoch: int) -> None:
+        means = (self.loss / per_epoch).tolist()
+        for lane, mean in zip(self.lanes, means, strict=True):
+            if not np.isfinite(mean):
+                raise FloatingPointError(
+                    f"the loss of {lane.config.name}, task {t + 1}, epoch {epoch + 1} is {mean}; lower lr"
+                )
+        if not self.training.curve:
+            return
+        for lane, mean, scores in zip(self.lanes, means, self._evaluate(range(t + 1)), strict=True):
+            lane.place.append({"event": "evaluation", "task": t, "epoch": epoch + 1, "accuracy": scores, "loss": mean})
+
+    def _finish(self, lane: _Lane) -> metrics.Summary:
+        S = len(self.lanes)
+        timings = {what: seconds / S for what, seconds in self.spent.items()}
+        timings["total"] = sum(timings.values())
+        timings["side_by_side"] = S
+        summary = metrics.summary(lane.matrix, lane.initial)
+        kept = train.ledger(lane.learner)
+        for entry in kept["entries"]:
+            if entry["name"] == "inputs":
+                # Examples are kept here as frozen layers see them; what counts is the image that a single run keeps.
+                entry["shape"] = [entry["shape"][0], *self.example.shape[1:]]
+                entry["nbytes"] = self.example.nbytes * entry["shape"][0]
+        kept["nbytes"] = sum(entry["nbytes"] for entry in kept["entries"])
+        train.conclude(lane.place, lane.model, lane.learner, summary, kept, timings, self.steps)
+        return summary
+
+    @contextlib.contextmanager
+    def _measuring(self, what: str) -> Iterator[None]:
+        self._wait()
+        start = time.perf_counter()
+        yield
+        self._wait()
+        self.last[what] = time.perf_counter() - start
+        self.spent[what] = self.spent.get(what, 0.0) + self.last[what]
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _tell(self, epochs: float, doing: str) -> None:
+        if self.progress is not None:
+            self.progress(epochs, len(self.stream) * self.training.epochs, doing)
+
+
+# ---------------------------------------------------------------- weights side by side
+
+
+def batched_logits(net: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Logits (S, b, C) of S models with the weights `state`, each tensor of it (S, …), for their inputs x (S, b, …)."""
+    return vmap(lambda weights, inputs: functional_call(net, weights, (inputs,)))(state, x)
+
+
+def is_chain(net: nn.Module) -> bool:
+    """Whether a model is linear layers with ReLUs between them, on flattened inputs."""
+    kinds = [type(module) for module in net] if isinstance(net, nn.Sequential) else []
+    linear = [nn.Linear] + [nn.ReLU, nn.Linear] * (len(kinds) // 2 - 1)
+    return kinds == [nn.Flatten, *linear]
+
+
+@torch.no_grad()
+def chain_step_(net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, lr: float) -> Tensor:
+    """One step of plain SGD on S chains (see `is_chain`), in place; returns their losses (S,) before it.
+
+    The same as a backward pass through `batched_logits` and a step of torch.optim.SGD, with half as many kernels, and
+    no gradient is ever stored: with δ (S, b, fan-out) for each layer, W −= lr δᵀ a is one product.
+    """
+    layers = [(weights[f"{n}.weight"], weights[f"{n}.bias"]) for n, m in net.named_children() if type(m) is nn.Linear]
+    a, inputs = x.flatten(2), []
+    for i, (W, bias) in enumerate(layers):
+        inputs.append(a)
+        a = torch.baddbmm(bias.unsqueeze(1), a, W.transpose(1, 2))
+        a = a.relu_() if i + 1 < len(layers) else a
+    log_p, true = a.log_softmax(-1), y.unsqueeze(-1)
+    losses = -log_p.gather(-1, true).squeeze(-1).mean(1)
+    delta = log_p.exp_().scatter_add_(-1, true, torch.full_like(true, -1, dtype=log_p.dtype)).div_(y.shape[1])
+    for i, (W, bias) in reversed(list(enumerate(layers))):
+        below = torch.bmm(delta, W).mul_(inputs[i] > 0) if i else delta
+        W.baddbmm_(delta.transpose(1, 2), inputs[i], alpha=-lr)
+        bias.sub_(delta.sum(1), alpha=lr)
+        delta = below
+    return losses
+
+
+@dataclass(eq=False)
+class _Stack:
+    """Every parameter and buffer of S models as one tensor (S, …): `trained` are leaves, `fixed` the rest."""
+
+    trained: dict[str, Tensor]
+    fixed: dict[str, Tensor]
+
+    def lend_gradients(self, s: int, model: nn.Module) -> None:
+        """Give model s views of its own gradients, to be changed in place."""
+        named = dict(model.named_parameters())
+        for name, leaf in self.trained.items():
+            assert leaf.grad is not None
+            named[name].grad = leaf.grad[s]
+
+
+def _stacked(nets: Sequence[nn.Module]) -> _Stack:
+    """Stack the weights of equal models, which then have views into the stack instead of tensors of their own."""
+    trained, fixed = {}, {}
+    for name, first in itertools.chain(nets[0].named_parameters(), nets[0].named_buffers()):
+        whole = torch.stack([_named(net)[name].detach() for net in nets])
+        for s, net in enumerate(nets):
+            _named(net)[name].data = whole[s]
+        if isinstance(first, nn.Parameter) and first.requires_grad:
+            trained[name] = whole.requires_grad_()
+        else:
+            fixed[name] = whole
+    return _Stack(trained, fixed)
+
+
+def _named(net: nn.Module) -> dict[str, Tensor]:
+    return {**dict(net.named_parameters()), **dict(net.named_buffers())}
+
+
+def _optimizer(leaves: list[Tensor], config: RunConfig) -> torch.optim.Optimizer:
+    """The config's optimizer on the stacked weights: all of them work element by element."""
+    optimizer = OPTIMIZERS[config.training.optimizer](leaves, lr=config.training.lr)
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = leaves[0].is_cuda
+    return optimizer

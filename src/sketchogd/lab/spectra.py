@@ -1,0 +1,51 @@
+"""Singular values of remembered gradients as a run has them: all of them, or those at a few places.
+
+The arrays of a run (`Run.spectra`) are `singular_values`, falling; `index`, the place of each counted from 1, where not
+all are there; and `stable_rank`, ‖G‖_F²/‖G‖₂².
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+POINTS = 300
+"""A figure needs no more, evenly spaced on a logarithmic axis."""
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Singular values at the places `index` (counted from 1), and the stable rank."""
+
+    index: np.ndarray
+    values: np.ndarray
+    stable_rank: float
+
+
+def read(arrays: Mapping[str, np.ndarray]) -> Spectrum | None:
+    """The spectrum in the arrays of a run; None where there is none, or one that makes no sense."""
+    s = np.asarray(arrays.get("singular_values", ()), dtype=float).ravel()
+    index = np.asarray(arrays.get("index", np.arange(1, len(s) + 1)))
+    if not len(s) or not np.isfinite(s).all() or s[0] <= 0:
+        return None
+    if "stable_rank" in arrays:
+        return Spectrum(index, s, np.asarray(arrays["stable_rank"]).item())
+    return Spectrum(index, s, float(np.sum(s**2) / s[0] ** 2))
+
+
+def mean_of(runs: Iterable[Mapping[str, np.ndarray]]) -> Spectrum | None:
+    """Means over the runs that have a spectrum, as far as the shortest goes; None without any."""
+    found = [each for arrays in runs if (each := read(arrays)) is not None]
+    if not found:
+        return None
+    shortest = min((each.index for each in found), key=len)
+    same = [each for each in found if np.array_equal(each.index[: len(shortest)], shortest)]
+    values = np.mean([each.values[: len(shortest)] for each in same], axis=0)
+    return Spectrum(shortest, values, float(np.mean([each.stable_rank for each in same])))
+
+
+def thinned(found: Spectrum) -> Spectrum:
+    """At most `POINTS` of the values; the first and the last are among them, and thinning again changes nothing."""
+    wanted = np.unique(np.geomspace(1, found.index[-1], POINTS).round().astype(int))
+    kept = np.isin(found.index, wanted)
+    return Spectrum(found.index[kept], found.values[kept], found.stable_rank)

@@ -1,0 +1,1 @@
+"""How fast the library is, as ratios to limits measured in the same run."""

@@ -1,0 +1,242 @@
+"""What a layer memory of 2 MB costs: a step against an unprotected one, remembering against the passes it needs.
+
+What is compared takes turns in one process, and the fastest turn of each counts. With `every` = 50 a cycle is one step
+that begins by copying the weights, 49 ordinary ones, and one projection. The leak meter, which looks at one projection
+in a hundred once training has gone on for a while, is not in the fastest turn.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, AdamW, Optimizer
+
+import sketchogd as so
+
+from ...batches import every_logit
+from ...budget import memory_for
+from ...parameters import ProtectedParameters
+from ...signals import read_layers
+from ...uses import find_layers
+from ..models import mlp, seeded
+from .ratios import Ratio
+
+EVERY = 50
+BUDGET = "2MB"
+"""For the memory itself; the copy of the weights that `every` > 1 needs comes on top."""
+
+SECONDS = 3.0
+MOST_TURNS = 50
+"""How long, and how often at most, things that are compared take turns."""
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "SGD": lambda model: SGD(model.parameters(), lr=1e-3),
+    "AdamW": lambda model: AdamW(model.parameters(), lr=1e-4),
+}
+
+
+# ---------------------------------------------------------------- networks
+
+
+class Residual(nn.Module):
+    """Two 3 × 3 convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (b, inputs, h, w) → (b, outputs, h / stride, w / stride)."""
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet18(classes: int = 10, *, seed: int = 0) -> nn.Sequential:
+    """ResNet-18 for images (b, 3, 32, 32): the first convolution is 3 × 3 and there is no pooling before the blocks."""
+    with seeded(seed):
+        blocks = []
+        inputs = 64
+        for outputs, stride in [(64, 1), (128, 2), (256, 2), (512, 2)]:
+            blocks += [Residual(inputs, outputs, stride), Residual(outputs, outputs, 1)]
+            inputs = outputs
+        stem = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
+        return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+
+
+class Encoder(nn.Module):
+    """A transformer encoder of 4 layers on tokens (b, length), with the mean over positions before the classifier."""
+
+    def __init__(self, tokens: int = 1000, length: int = 64, width: int = 256, classes: int = 10) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, width)
+        self.position = nn.Parameter(0.02 * torch.randn(length, width))
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (b, classes)."""
+        logits: Tensor = self.head(self.encoder(self.embedding(x) + self.position).mean(1))
+        return logits
+
+
+def transformer(*, seed: int = 0) -> Encoder:
+    """An `Encoder` of about 3.4 million parameters."""
+    with seeded(seed):
+        return Encoder()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, its batches, and the most that a protected step may take of an unprotected one."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    draw: Callable[[int], Tensor]
+    batch: int
+    """Examples in a training step."""
+    remembered: tuple[int, ...]
+    """Examples in each batch that is remembered before steps are timed; the first is timed itself."""
+    most: float
+    slow: bool
+    """Whether its passes take so long on a CPU that they are timed once."""
+
+    def examples(self, b: int, device: str) -> tuple[Tensor, Tensor]:
+        """(inputs, targets) of b random examples."""
+        with seeded(b):
+            return self.draw(b).to(device), torch.randint(0, 10, (b,)).to(device)
+
+
+CASES = (
+    Case("MLP", mlp, lambda b: torch.randn(b, 1024), 10, (256, 512, 1024), 1.25, False),
+    Case("ResNet-18", resnet18, lambda b: torch.randn(b, 3, 32, 32), 32, (16,), 1.10, True),
+    Case("transformer", transformer, lambda b: torch.randint(0, 1000, (b, 64)), 32, (16,), 1.10, True),
+)
+
+
+# ---------------------------------------------------------------- timing
+
+
+def measure(device: str, quick: bool) -> list[Ratio]:
+    """A ratio for every network and optimizer, and one for remembering with every network. `quick`: the MLP only."""
+    ratios = []
+    for case in CASES[:1] if quick else CASES:
+        whole = not case.slow or device.startswith("cuda")
+        for name, optimizer in OPTIMIZERS.items():
+            value = step_ratio(case, optimizer, device, whole)
+            note = f"x an unprotected step at batch {case.batch}; {BUDGET}, every={EVERY}"
+            ratios.append(Ratio(f"layer memory: step, {case.name}, {name}", value, case.most, False, note))
+        ratios.append(remember_ratio(case, device))
+    return ratios
+
+
+def protected(model: nn.Module, optimizer: Optimizer) -> so.Protection:
+    """A model under the memory of the largest rank that `BUDGET` holds."""
+    memory = memory_for(BUDGET, ProtectedParameters(model), 0, 0).memory
+    return so.protect(model, optimizer, memory=memory, every=EVERY)
+
+
+def step_ratio(case: Case, build: Callable[[nn.Module], Optimizer], device: str, whole: bool) -> float:
+    """A protected step, on average over a cycle, over an unprotected one.
+
+    `whole`: whole loops take turns. Otherwise only the optimizers' steps do, in which all protection happens, and the
+    forward and backward passes, the same for both, are timed once: for networks whose passes take seconds.
+    """
+    x, y = case.examples(case.batch, device)
+    free, kept = (case.build().to(device) for _ in range(2))
+    free_optimizer, kept_optimizer = build(free), build(kept)
+    protection = protected(kept, kept_optimizer)
+    protection.remember([case.examples(b, device) for b in case.remembered])
+
+    def gradients(model: nn.Module) -> None:
+        model.zero_grad()
+        cross_entropy(model(x), y).backward()
+
+    def train(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            if whole:
+                gradients(model)
+            optimizer.step()
+
+    n = EVERY - 1 if whole else 4
+    passes = 0.0
+    if not whole:
+        passes = min(_seconds(partial(gradients, model), device) for model in (kept, free, kept, free))
+    plain, first, others, settle = _fastest(
+        (
+            lambda: train(free, free_optimizer, n),
+            lambda: train(kept, kept_optimizer, 1),
+            lambda: train(kept, kept_optimizer, n),
+            protection.settle,
+        ),
+        device,
+    )
+    return (EVERY * passes + first + (EVERY - 1) * others / n + settle) / (EVERY * (passes + plain / n))
+
+
+def remember_ratio(case: Case, device: str) -> Ratio:
+    """Observing a batch over an ordinary forward pass and an ordinary backward pass for every logit.
+
+    The note says what it is over the least that these passes could be, without gradients of the weights, and how long
+    a refresh of the projector takes, which comes once a task.
+    """
+    model = case.build().to(device)
+    protection = protected(model, OPTIMIZERS["SGD"](model))
+    x, y = case.examples(case.remembered[0], device)
+
+    def ordinary() -> None:
+        *others, last = model(x).sum(0)
+        for logit in others:
+            logit.backward(retain_graph=True)
+        last.backward()
+        model.zero_grad()
+
+    def least() -> None:
+        read_layers(model, find_layers(protection.parameters), x, y, every_logit, 0)
+
+    observe, passes, bare = _fastest((lambda: protection.observe(x, y), ordinary, least), device)
+    refresh = _seconds(protection.refresh, device)
+    return Ratio(
+        f"layer memory: remembering, {case.name}",
+        observe / passes,
+        1.5,
+        False,
+        f"x a forward and 10 backward passes on {len(x)} examples; {observe / bare:.2f} x these passes without "
+        f"gradients of weights; a refresh, once a task, takes {refresh / passes:.2f} x",
+    )
+
+
+def _fastest(work: Sequence[Callable[[], object]], device: str) -> list[float]:
+    """The fewest seconds that each takes, in at least two turns after one that warms up, for about `SECONDS`."""
+    for each in work:
+        _seconds(each, device)
+    times: list[list[float]] = []
+    until = time.perf_counter() + SECONDS
+    while len(times) < 2 or (len(times) < MOST_TURNS and time.perf_counter() < until):
+        times.append([_seconds(each, device) for each in work])
+    return [min(column) for column in zip(*times, strict=True)]
+
+
+def _seconds(work: Callable[[], object], device: str) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)

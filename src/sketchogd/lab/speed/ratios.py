@@ -1,0 +1,30 @@
+"""A measurement of speed: one number, of two things measured in the same run, beside what it should be."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """What was measured, its value, and the target that it has to reach (`at_least`) or stay below.
+
+    >>> Ratio("remembering", 0.9, 0.8, unit_note="of the GEMM rate").met
+    True
+    >>> Ratio("basis", 1.2, 1.0, at_least=False, unit_note="x the time of torch.linalg.qr").met
+    False
+    """
+
+    name: str
+    value: float
+    target: float
+    at_least: bool = True
+    unit_note: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the value is on the right side of the target; NaN, a measurement that failed, is not."""
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields and `met`, for JSON."""
+        return {**asdict(self), "met": self.met}

@@ -1,0 +1,230 @@
+"""Runs trained side by side come out as single runs do."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import sketchogd as so
+from sketchogd.baselines.examples import ExampleStore
+from sketchogd.lab import datasets, grid, models, records, sidebyside, streams, train
+from sketchogd.lab.configs import RunConfig, Training
+from sketchogd.lab.methods import method
+from sketchogd.lab.settings import training_for
+
+SMALL = {"tasks": 2, "n_train": 105, "n_test": 60}
+TRAINING = Training(epochs=2, lr=0.02)
+METHODS = [
+    method("sgd"),
+    method("sketchogd", rank=30, every=4),
+    method("layer-sketch", every=4),
+    method("random-ogd", capacity=30, every=4),
+    method("a-gem", per_task=30, batch=20),
+    method("replay", capacity=60),
+    method("ewc"),
+    method("si"),
+]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+]
+
+
+def both(tmp_path, configs, device="cpu", **options):
+    """(side by side, single) records of every config."""
+    folders = [tmp_path / "together" / config.name for config in configs]
+    sidebyside.run(configs, folders, device=device, **options)
+    for config in configs:
+        train.run(config, tmp_path / "single" / config.name, device=device, **options)
+    return [
+        (records.load(folder), records.load(tmp_path / "single" / c.name))
+        for c, folder in zip(configs, folders, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("benchmark", ["rotated-mnist", "permuted-mnist"])
+def test_runs_come_out_as_single_ones(tmp_path, benchmark, device):
+    configs = [RunConfig(benchmark, m, TRAINING, seed, **SMALL) for seed in (0, 1) for m in METHODS]
+    for together, single in both(tmp_path, configs, device):
+        # 60 test images: a single one that lies on the edge may fall on the other side
+        np.testing.assert_allclose(together.accuracy, single.accuracy, atol=1.01 / 60)
+        np.testing.assert_allclose(together.initial, single.initial)
+        assert np.abs(together.accuracy - single.accuracy).mean() < 0.004
+        for key in ("ledger", "steps", "parameters", "digest"):
+            assert together.record[key] == single.record[key], key
+        assert together.status == "finished"
+        mine, theirs = (records.RunFolder(run.path).events() for run in (together, single))
+        assert [(e["task"], e["epoch"], len(e["accuracy"])) for e in mine] == [
+            (e["task"], e["epoch"], len(e["accuracy"])) for e in theirs
+        ]
+        np.testing.assert_allclose([e["loss"] for e in mine], [e["loss"] for e in theirs], rtol=2e-3)
+
+
+def test_frozen_convolutions_become_features(tmp_path, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    halves = [
+        (torch.randint(0, 256, (n, 3, 32, 32), generator=generator).byte(), torch.arange(n) % 10) for n in (80, 80)
+    ]
+    images = datasets.LabelledImages(*halves[0], *halves[1], name="cifar100", classes=10)
+    monkeypatch.setattr(streams.datasets, "load", lambda name, folder=None: images)
+    training = replace(training_for("split-cifar100"), epochs=1, lr=0.02)
+    chosen = [
+        method("sgd"),
+        method("sketchogd", rank=4, every=3, examples=8),
+        method("a-gem", per_task=10, batch=20),
+    ]
+    configs = [RunConfig("split-cifar100", m, training, seed) for seed in (0, 1) for m in chosen]
+    for together, single in both(tmp_path, configs):
+        np.testing.assert_allclose(together.accuracy, single.accuracy, atol=1.01 / 40)
+        assert together.record["ledger"] == single.record["ledger"]
+        losses = [[e["loss"] for e in records.RunFolder(run.path).events()] for run in (together, single)]
+        np.testing.assert_allclose(*losses, rtol=2e-3)
+
+
+def test_adam_side_by_side(tmp_path):
+    training = Training(epochs=1, lr=1e-3, optimizer="adam")
+    configs = [RunConfig("rotated-mnist", METHODS[1], training, seed, **SMALL) for seed in (0, 1)]
+    for together, single in both(tmp_path, configs):
+        np.testing.assert_allclose(together.accuracy, single.accuracy, atol=1.01 / 60)
+
+
+@pytest.mark.parametrize("hidden", [(), (7, 5)])
+def test_the_step_of_a_chain_is_that_of_autograd(hidden):
+    net = models.mlp(12, hidden, 3, seed=1)
+    assert sidebyside.is_chain(net)
+    state = {name: torch.randn(4, *p.shape, dtype=torch.float64) for name, p in net.named_parameters()}
+    twin = {name: t.clone().requires_grad_() for name, t in state.items()}
+    x, y = torch.randn(4, 6, 3, 4, dtype=torch.float64), torch.randint(0, 3, (4, 6))
+    optimizer = torch.optim.SGD(list(twin.values()), lr=0.1)
+    for _ in range(3):
+        logits = sidebyside.batched_logits(net, twin, x)
+        losses = torch.stack([torch.nn.functional.cross_entropy(z, t) for z, t in zip(logits, y, strict=True)])
+        optimizer.zero_grad()
+        losses.sum().backward()
+        optimizer.step()
+        torch.testing.assert_close(sidebyside.chain_step_(net, state, x, y, 0.1), losses.detach())
+    torch.testing.assert_close(state, {name: t.detach() for name, t in twin.items()})
+
+
+def test_other_models_are_no_chains():
+    linear = torch.nn.Linear(2, 2)
+    for net in (linear, torch.nn.Sequential(linear), torch.nn.Sequential(torch.nn.Flatten(), linear, linear)):
+        assert not sidebyside.is_chain(net)
+    assert not sidebyside.is_chain(models.LeNet(2))
+
+
+def test_joint_steps_are_projected_as_lazy_steps_are():
+    def trained(joint):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        protection = so.protect(model, optimizer, memory=so.ProductSketch(12), every=5)
+        x, y = torch.randn(30, 6, dtype=torch.float64), torch.arange(30) % 3
+        protection.remember([(x, y)])
+        before = [p.detach().clone() for p in model.parameters()]
+
+        def step():
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(-x), y).backward()
+            optimizer.step()
+
+        if joint:
+            protection.detach()  # no hooks: as in the replay of a graph
+            for _ in range(4):
+                with protection.joint(5):
+                    for _ in range(5):
+                        step()
+        else:
+            for _ in range(20):
+                step()
+        moved = torch.cat([(p.detach() - b).flatten() for p, b in zip(model.parameters(), before, strict=True)])
+        assert protection.projector.leak(moved) < 1e-12
+        assert protection.leak < 1e-12
+        return moved
+
+    torch.testing.assert_close(trained(joint=True), trained(joint=False))
+
+
+def test_planned_draws_are_those_of_the_steps():
+    def draws(planned):
+        store = ExampleStore(seed=3)
+        store.append(torch.arange(40.0)[:, None], torch.arange(40), 0)
+        if planned:
+            store.plan(4, 7)
+        first = [next(iter(store.draw(7)))[1] for _ in range(4)]
+        if planned:
+            store.plan(2, 7)
+        return torch.stack(first + [next(iter(store.draw(7)))[1] for _ in range(2)]), store.draws
+
+    plain, planned = draws(False), draws(True)
+    assert torch.equal(plain[0], planned[0])
+    assert plain[1] == planned[1] == 6
+
+
+def test_draws_of_several_groups_cannot_be_planned():
+    store = ExampleStore()
+    for group in (0, 1):
+        store.append(torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64), group)
+    with pytest.raises(ValueError, match="groups"):
+        store.plan(3, 4)
+    store.plan(3, 10)  # all of them: nothing to draw
+
+
+def test_groups_hold_what_can_share_a_loop():
+    def config(name, seed=0, benchmark="rotated-mnist", **options):
+        return RunConfig(benchmark, method(name, **options), seed=seed)
+
+    a, b, c = config("sketchogd"), config("sketchogd", seed=1), config("sketchogd", every=10)
+    idle, other = config("sgd"), config("sketchogd", benchmark="split-mnist")
+    raw = config("a-gem")
+    assert sidebyside.groups([a, raw, b, c, idle, other], 8) == [[idle, a, b], [raw], [c], [other]]
+    assert sidebyside.groups([a, b, idle], 2) == [[idle, a], [b]]
+    assert sidebyside.groups([a, b], 1) == [[a], [b]]
+    one = 4 * 113_610 * 1200
+    assert sidebyside.groups([a, b], 8, room=2 * one) == [[a, b]]
+    assert sidebyside.groups([a, b], 8, room=2 * one - 1) == [[a], [b]]
+    # normalisation that depends on the batch, and draws whose parts differ in size, need a loop of their own
+    trained = RunConfig("split-cifar100", method("sgd"))
+    frozen = replace(trained, training=training_for("split-cifar100"))
+    assert sidebyside.groups(
+        [trained, frozen, replace(frozen, seed=1), replace(frozen, method=method("replay"))], 8
+    ) == [
+        [frozen, replace(frozen, seed=1)],
+        [trained],
+        [replace(frozen, method=method("replay"))],
+    ]
+
+
+def test_a_grid_trains_together_and_takes_up_checkpoints_alone(tmp_path, monkeypatch):
+    training = Training(epochs=1, lr=0.02)
+    configs = [RunConfig("rotated-mnist", method("sgd"), training, seed, **SMALL) for seed in range(3)]
+    sizes = []
+    run = sidebyside.run
+    monkeypatch.setattr(sidebyside, "run", lambda configs, *a, **k: (sizes.append(len(configs)), run(configs, *a, **k)))
+    place = records.RunFolder(tmp_path / configs[1].name)
+    stop = RuntimeError("stop")
+
+    def interrupt(done, whole, doing):
+        if done >= 2:
+            raise stop
+
+    with pytest.raises(RuntimeError, match="stop"):
+        train.run(configs[1], place.path, progress=interrupt)
+    assert (place.path / "checkpoint.safetensors").exists()
+    updates = []
+    outcomes = grid.run_grid(configs, tmp_path, together=8, listener=updates.append)
+    assert [o.status for o in outcomes] == ["finished"] * 3
+    assert sizes == [2]
+    assert {u.run for u in updates if u.share == 1.0} == {c.name for c in configs}
+    assert [o.status for o in grid.run_grid(configs, tmp_path, together=8)] == ["skipped"] * 3
+
+
+def test_a_loss_that_is_not_finite_fails_the_group(tmp_path):
+    training = Training(epochs=1, lr=1e30)
+    configs = [RunConfig("rotated-mnist", method("sgd"), training, seed, **SMALL) for seed in (0, 1)]
+    outcomes = grid.run_grid(configs, tmp_path, together=2)
+    assert [o.status for o in outcomes] == ["failed", "failed"]
+    assert "lower lr" in outcomes[0].message
+    assert records.load(tmp_path / configs[1].name).status == "failed"
