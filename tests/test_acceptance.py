@@ -26,9 +26,9 @@ def test_peak_memory_is_the_ledger_and_a_constant():
 
 @pytest.mark.slow
 def test_peak_memory_at_the_papers_size():
-    """Above a torch that has loaded its lazy parts; above a bare import it is about 90 MB more, and over 1.4."""
+    """Above a bare import of torch, with everything that torch loads later and the data counted as well."""
     found = peak_memory()
-    assert found["peak_bytes"] <= 1.4 * 545e6
+    assert found["peak_bytes_above_bare_import"] <= 1.4 * 545e6
     assert found["leak"] < 1e-6
 
 

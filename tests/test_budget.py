@@ -68,10 +68,17 @@ def test_copies_are_counted_when_steps_are_projected_together():
     model = mlp()
     weights = 4 * 113_610
     parameters = ProtectedParameters(model)
-    with_copy = memory_for(1_000_000, parameters, weights, 0).memory
-    without = memory_for(1_000_000, parameters, 0, 0).memory
-    assert with_copy.rank < without.rank
-    assert with_copy.cost(parameters) + weights <= 1_000_000
+    anchored = memory_for(1_000_000, parameters, 1, 0).memory
+    assert anchored.rank == memory_for(1_000_000, parameters, 50, 0).memory.rank
+    assert (
+        anchored.cost(parameters) + weights <= 1_000_000 < type(anchored)(anchored.rank + 1).cost(parameters) + weights
+    )
+    # where the copy does not fit, a memory without an anchor is what there is room for
+    small = memory_for(300_000, parameters, 1, 0).memory
+    assert small.ridge is not None
+    assert small.cost(parameters) <= 300_000
+    with pytest.raises(ValueError, match="copy of the weights"):
+        memory_for(300_000, parameters, 50, 0)
 
 
 def test_a_budget_that_is_too_small_says_how_much_is_needed():

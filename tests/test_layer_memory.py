@@ -171,6 +171,32 @@ def test_energy_threshold_keeps_the_largest_products():
     assert energy_threshold(values, 0.5) == 6.0
 
 
+@pytest.mark.parametrize("energy", [1.0, 0.9])
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+@pytest.mark.parametrize("outputs", [True, False])
+@pytest.mark.parametrize("inputs", [True, False])
+def test_the_part_that_may_not_change_is_that_of_alpha(inputs, outputs, ridge, energy):
+    """A ΔW = V_δᵀ (α ∘ (V_δ ΔW V_aᵀ)) V_a in float64, with the bias as the last column."""
+    g = torch.Generator().manual_seed(0)
+    V, U = (torch.linalg.qr(torch.randn(n, n, generator=g))[0][:r].float() for n, r in [(9, 6), (7, 4)])
+    a, d = (10.0 ** -torch.arange(n, dtype=torch.float64) for n in (6 if inputs else 9, 4))
+    a[-1] = 0.0  # a direction that was never seen
+    mean = float(a.mean()) * (float(d.mean()) if outputs else 1.0)
+    projector = LayerProjector(
+        V if inputs else None, a, U if outputs else None, d if outputs else None, ridge, mean, energy
+    )
+    D = torch.randn(7, 9, generator=g)
+    V64 = V.double() if inputs else torch.eye(9, dtype=torch.float64)
+    U64 = U.double() if outputs else torch.eye(7, dtype=torch.float64)
+    expected = U64.T @ (projector.alpha * (U64 @ D.double() @ V64.T)) @ V64
+    assert float(projector.alpha.min()) == 0.0
+    bias = D[:, -1].clone() if inputs else None
+    W = D[:, :-1].clone() if inputs else D.clone()
+    projector.protected_part_(W, bias)
+    found = W if bias is None else torch.cat([W, bias[:, None]], 1)
+    assert torch.allclose(found.double(), expected, atol=1e-6)
+
+
 def test_merging_layer_memories_is_observing_both():
     torch.manual_seed(0)
     model = nn.Sequential(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sketchogd as so
 
@@ -330,6 +331,23 @@ def test_another_optimizer_on_protected_parameters_is_announced_once_and_can_be_
     unrelated.step()  # nothing to say
 
 
+def test_an_optimizer_that_was_harmless_is_looked_at_again():
+    """Looking at every parameter at every step would cost too much; a new protection or a new group is a new case."""
+    model, other, late = network(), nn.Linear(2, 2), network()
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, late)]
+    so.protect(model, optimizers[0], memory=so.ProductSketch(4))
+    grows = torch.optim.SGD(other.parameters(), lr=0.1)
+    grows.step()
+    grows.add_param_group({"params": list(model[2].parameters())})
+    with pytest.warns(so.ProtectionWarning, match="NOT"):
+        grows.step()
+    first = torch.optim.SGD(late.parameters(), lr=0.1)
+    first.step()
+    so.protect(late, optimizers[1], memory=so.ProductSketch(4))
+    with pytest.warns(so.ProtectionWarning, match="NOT"):
+        first.step()
+
+
 def test_ids_of_models_long_gone_do_not_matter():
     for _ in range(30):
         model = network()
@@ -390,3 +408,29 @@ def test_half_precision_weights_are_projected_as_well_as_they_can_hold():
         optimizer.step()
     assert protection.leak < 1e-6
     assert true_leak(protection, flat(model).float() - start) < 0.02
+
+
+class NumbersRead(TorchDispatchMode):
+    """Counts how often a number is read from a tensor, for which a GPU would make the host wait."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.05])
+@pytest.mark.parametrize("every", [1, 4])
+def test_no_number_is_read_unless_the_leak_is_measured(every, ridge):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 40), nn.LayerNorm(40), nn.Tanh(), nn.Linear(40, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    protection = so.protect(model, optimizer, memory=so.LayerSketch(rank=8, ridge=ridge), every=every)
+    protection.remember([data()])
+    with NumbersRead() as measured:
+        steps(model, optimizer, 2 * every)
+    with NumbersRead() as ordinary:
+        steps(model, optimizer, every)  # the third projection
+    assert measured.count > 0
+    assert ordinary.count == 0

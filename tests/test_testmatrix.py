@@ -1,7 +1,16 @@
 import pytest
 import torch
 
-from sketchogd.testmatrix import BLOCK, Gaussian, Identity, SparseSign, derive_seed, hash32, named_test_matrix
+from sketchogd.testmatrix import (
+    BLOCK,
+    Gaussian,
+    Identity,
+    SparseSign,
+    derive_seed,
+    hash32,
+    named_test_matrix,
+    normal_rows,
+)
 
 CPU = torch.device("cpu")
 
@@ -89,3 +98,23 @@ def test_wrong_settings_are_refused():
 
 HASH_SEED_0 = [0, 3854966607, 1774710975, 1646158330, 2550535270]
 HASH_SEED_7 = [1783257731, 2074683903, 2071883126, 1566174941, 3745861951]
+
+
+def test_normal_rows_depend_on_their_number_alone():
+    cpu = torch.device("cpu")
+    whole = normal_rows(5, 6, 7, 3, torch.float32, cpu)
+    assert torch.equal(whole[2:4], normal_rows(7, 2, 7, 3, torch.float32, cpu))
+    assert not torch.equal(whole, normal_rows(5, 6, 7, 4, torch.float32, cpu))
+
+
+def test_normal_rows_are_standard_normal():
+    """100,000 numbers: mean, variance, fourth moment and correlations of columns and rows, each to 4 sigma."""
+    n = 200
+    X = normal_rows(0, 500, n, 1, torch.float64, torch.device("cpu"))
+    size = X.numel()
+    assert abs(float(X.mean())) < 4 / size**0.5
+    assert abs(float(X.square().mean()) - 1) < 4 * (2 / size) ** 0.5
+    assert abs(float(X.pow(4).mean()) - 3) < 4 * (96 / size) ** 0.5
+    between = (X[:, : n // 2] * X[:, n // 2 :]).mean()  # the two halves come from the same pairs of hashes
+    assert abs(float(between)) < 4 / (size / 2) ** 0.5
+    assert abs(float((X[1:] * X[:-1]).mean())) < 4 / size**0.5

@@ -7,6 +7,9 @@ protection = so.protect(model, optimizer, budget="2MB")
 protection.remember(task)         # after each task
 """
 
+import importlib
+from types import ModuleType
+
 from . import theory
 from .batches import every_logit, log_likelihood, true_logit
 from .budget import Ledger
@@ -63,3 +66,10 @@ __all__ = [
     "theory",
     "true_logit",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`so.distributed`, imported when it is first asked for: it takes a while, and one process does not need it."""
+    if name == "distributed":
+        return importlib.import_module(".distributed", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .columns import Whole
 from .memory import GradientMemory, Held, LayerSketch, Memory
-from .parameters import ProtectedParameters
+from .parameters import ProtectedParameters, local
 from .sketch import ProductSketch
 from .sketch.base import largest_rank
 from .theory.advice import recommend, typical_spectrum
@@ -39,30 +40,43 @@ class Choice(NamedTuple):
     reason: str
 
 
-def memory_for(budget: str | int, parameters: ProtectedParameters, copies: int, seed: int) -> Choice:
-    """The memory that makes the most of a budget, `copies` bytes of it being needed beside the memory.
+SMALL_RIDGE = 0.05
+"""The fixed ridge of a layer memory that has no room for an anchor."""
+
+
+def memory_for(budget: str | int, parameters: ProtectedParameters, every: int, seed: int) -> Choice:
+    """The memory that makes the most of a budget, the copy of the weights counted where one is kept.
 
     A layer memory where at least half of the parameters belong to layers (it needs the fewest bytes), otherwise the
     sketch of the gradients that `theory.recommend` names for `theory.typical_spectrum`, there being no gradients yet.
     Raises ValueError that says how many bytes are needed.
     """
     nbytes = parse_bytes(budget)
-    layers = find_layers(parameters)
+    layers = find_layers(parameters) if isinstance(parameters.columns, Whole) else []  # only gradients are split
     in_layers = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in layers)
     by_layer = 2 * in_layers >= parameters.p
 
-    def memory(rank: int) -> Memory:
-        return LayerSketch(rank, seed=seed) if by_layer else GradientMemory(ProductSketch(rank, seed=seed))
-
+    weights = int(parameters.columns.largest(sum(local(t).numel() * t.element_size() for t in parameters.tensors)))
     widths = [layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers]
     limit = max(widths) if by_layer else parameters.p
-    rank = largest_rank(lambda k: memory(k).cost(parameters) + copies <= nbytes, limit)
-    if rank < min(SMALLEST_RANK, limit):
-        needed = memory(min(SMALLEST_RANK, limit)).cost(parameters) + copies
-        copy = f", {copies:,} of them for the copy of the weights that every > 1 needs" if copies else ""
+    ridge: float | None = None
+
+    def memory(rank: int) -> Memory:
+        return LayerSketch(rank, ridge=ridge, seed=seed) if by_layer else GradientMemory(ProductSketch(rank, seed=seed))
+
+    def needed(rank: int) -> int:
+        return memory(rank).cost(parameters) + copies
+
+    copies = weights if every > 1 or memory(1).anchored else 0
+    smallest = min(SMALLEST_RANK, limit)
+    if needed(smallest) > nbytes and every == 1 and by_layer:
+        ridge, copies = SMALL_RIDGE, 0  # without an anchor there is no copy of the weights to pay for
+    rank = largest_rank(lambda k: needed(k) <= nbytes, limit)
+    if rank < smallest:
+        copy = f", {copies:,} of them for a copy of the weights" if copies else ""
         raise ValueError(
             f"a budget of {nbytes:,} bytes is too small for {parameters.p:,} parameters: the smallest useful memory "
-            f"(rank {min(SMALLEST_RANK, limit)}) takes {needed:,} bytes{copy}. Raise the budget, or protect fewer "
+            f"(rank {smallest}) takes {needed(smallest):,} bytes{copy}. Raise the budget, or protect fewer "
             "parameters with parameters="
         )
     if by_layer:

@@ -1,8 +1,10 @@
 """The protected parameters of a model as one vector of length p: an ordered, named subset, flattened block by block.
 
-Parameters of any real dtype stand side by side; the vector itself is float32 (float64 if every parameter is).
+Parameters of any real dtype stand side by side; the vector itself is float32 (float64 if every parameter is). Of
+parameters that are split over processes (DTensor, as FSDP2 has them) each process has its own part of the vector.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -10,10 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .columns import Columns, Whole
 from .errors import ProtectionError
 
 Selection = str | nn.Module | Sequence[str | nn.Module] | Callable[[str, nn.Parameter], bool] | None
 """Which parameters: None (all that require gradients), names or globs ("!glob" leaves out), modules, a predicate."""
+
+
+def local(t: Tensor) -> Tensor:
+    """The part of a tensor that is in this process: all of it, or the shard of a DTensor, without a copy."""
+    module = sys.modules.get("torch.distributed.tensor")  # no DTensor without it, and importing it takes a while
+    return t.to_local() if module is not None and isinstance(t, module.DTensor) else t
+
+
+def _reshard(model: nn.Module) -> None:
+    """Make the parameters of an FSDP2 model their shards again; a forward pass may leave gathered ones in the model."""
+    module = sys.modules["torch.distributed.fsdp"]
+    for part in model.modules():
+        if isinstance(part, module.FSDPModule):
+            part.reshard()
 
 
 def excluding(*parts: str | nn.Module) -> Callable[[str, nn.Parameter], bool]:
@@ -33,7 +50,9 @@ def excluding(*parts: str | nn.Module) -> Callable[[str, nn.Parameter], bool]:
 class ProtectedParameters:
     """An ordered, named subset of a model's parameters; a tied parameter counts once, under its first name.
 
-    `names`, `shapes`, `offsets` and `p` describe the vector; parameters keep the order of `model.named_parameters()`.
+    `names`, `shapes` and `p` describe the vector; parameters keep the order of `model.named_parameters()`. `offsets`
+    and `width` describe the part of it that is in this process; `columns` says which entries of a sketch's rows are.
+    `split`: whether they are DTensors.
     Raises ValueError when nothing is selected, a pattern matches nothing, or a parameter is complex.
     """
 
@@ -49,8 +68,11 @@ class ProtectedParameters:
         self.names: tuple[str, ...] = tuple(name for name, _ in chosen)
         self.tensors: tuple[nn.Parameter, ...] = tuple(parameter for _, parameter in chosen)
         self.shapes: tuple[torch.Size, ...] = tuple(parameter.shape for parameter in self.tensors)
-        self.offsets: tuple[int, ...] = _offsets(parameter.numel() for parameter in self.tensors)
-        self.p: int = self.offsets[-1]
+        self.offsets: tuple[int, ...] = _offsets(local(parameter.detach()).numel() for parameter in self.tensors)
+        self.width: int = self.offsets[-1]
+        self.p: int = sum(parameter.numel() for parameter in self.tensors)
+        self.columns: Columns = Whole(self.p)
+        self.split: bool = any(local(parameter) is not parameter for parameter in self.tensors)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,6 +83,10 @@ class ProtectedParameters:
     def device(self) -> torch.device:
         """The device of the first parameter, where the flat vector lives."""
         return self.tensors[0].device
+
+    def held_in(self, columns: Columns) -> None:
+        """Say which columns of a gradient sketch are in this process."""
+        self.columns = columns
 
     def __len__(self) -> int:
         return len(self.names)
@@ -74,36 +100,37 @@ class ProtectedParameters:
             yield t, slice(start, stop)
 
     def flatten(self, values: Sequence[Tensor | None] | None = None, out: Tensor | None = None) -> Tensor:
-        """One vector (p,) of the parameters, or of tensors shaped like them (None stands for zeros).
+        """One vector (width,) of the parameters, or of tensors shaped like them (None stands for zeros).
 
         >>> parameters = ProtectedParameters(nn.Linear(2, 1))
         >>> parameters.flatten([torch.ones(1, 2), None])
         tensor([1., 1., 0.])
         """
-        out = torch.empty(self.p, dtype=self.dtype, device=self.device) if out is None else out
+        out = torch.empty(self.width, dtype=self.dtype, device=self.device) if out is None else out
         for i, (parameter, place) in enumerate(self.slices()):
             value = parameter.detach() if values is None else values[i]
             if value is None:
                 out[place] = 0
             else:
-                out[place] = value.reshape(-1)
+                out[place] = local(value).reshape(-1)
         return out
 
     def unflatten(self, vector: Tensor) -> list[Tensor]:
-        """Views of a vector (p,) in the shapes of the parameters."""
-        if vector.shape != (self.p,):
-            raise ValueError(f"expected a vector of length {self.p}, got shape {tuple(vector.shape)}")
-        pieces = zip(self.slices(), self.shapes, strict=True)
-        return [vector[place].view(shape) for (_, place), shape in pieces]
+        """Views of a vector (width,) in the shapes that the parameters have in this process."""
+        if vector.shape != (self.width,):
+            raise ValueError(f"expected a vector of length {self.width}, got shape {tuple(vector.shape)}")
+        return [vector[place].view(local(t.detach()).shape) for t, place in self.slices()]
 
     @torch.no_grad()
     def add_(self, vector: Tensor, alpha: float = 1.0) -> None:
         """Parameters += alpha · vector, in place and without another copy of the model."""
         for t, piece in zip(self.tensors, self.unflatten(vector), strict=True):
-            t.add_(piece.to(t.device), alpha=alpha)
+            local(t).add_(piece.to(t.device), alpha=alpha)
 
     def require_unchanged(self) -> None:
         """Raise ProtectionError if the model's parameters are no longer those that were selected."""
+        if self.split and "torch.distributed.fsdp" in sys.modules:
+            _reshard(self.model)
         present = dict(self.model.named_parameters(remove_duplicate=False))
         for name, parameter, shape in zip(self.names, self.tensors, self.shapes, strict=True):
             found = present.get(name)

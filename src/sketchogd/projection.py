@@ -3,7 +3,8 @@
 *update mode* (any optimizer): before a step the weights are copied, the optimizer steps, and the displacement
 v = w_new − w_old is made v − A v. Momentum, Adam and weight decay are covered, since what is projected is what they
 did. *gradient mode* (plain SGD, one step at a time): projecting the gradient gives the same weights without the copy.
-`every=m` lets the optimizer take m steps before their joint displacement is projected.
+`every=m` lets the optimizer take m steps before their joint displacement is projected. An *anchored* projector is
+applied to the whole displacement since it was made, so that it pulls back again and again.
 """
 
 import warnings
@@ -94,12 +95,13 @@ class UpdateProjection:
         if projector is None or projector.empty:
             return
         closure = kwargs.get("closure") is not None or any(callable(argument) for argument in args[1:] + args[:1])
-        if self.every == 1 and not closure and projects_gradients(optimizer, self.parameters):
+        gradients = self.every == 1 and not closure and not projector.anchored
+        if gradients and projects_gradients(optimizer, self.parameters):
             self.mode = "gradient"
             self._project_gradients(projector, _rate(optimizer, self.parameters))
             return
         self.mode = "update"
-        self._copy_weights()
+        self._copy_weights(projector)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.steps += 1
@@ -117,15 +119,18 @@ class UpdateProjection:
         if self.pending == 0 or self.reference is None:
             return
         projector = self.provide()
-        self.pending = 0
+        steps, self.pending = self.pending, 0
         v = torch.empty(self.parameters.width, dtype=self.parameters.dtype, device=self.parameters.device)
         for (parameter, place), before in zip(self.parameters.slices(), self.reference, strict=True):
             out = v[place].view(before.shape)
             out.copy_(local(parameter))
             out -= before
-        if self.every == 1:
+        anchored = projector is not None and projector.anchored
+        if self.every == 1 and not anchored:
             self.reference = None  # a copy is kept between steps only where steps are projected together
         if projector is not None:
+            if anchored and self._optimizer is not None:
+                projector.travelled = steps * step_size(self._optimizer, self.parameters)
             self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), 1.0)
 
     @contextmanager
@@ -137,7 +142,7 @@ class UpdateProjection:
             yield
         else:
             self.mode = "update"
-            self._copy_weights()
+            self._copy_weights(projector)
             yield
             self.pending = steps
             self.settle()
@@ -181,7 +186,7 @@ class UpdateProjection:
         after = part.norm().double()
         # A tensor is added up, since reading a number would make a GPU wait at every step.
         left = projector.columns.vector_total(before.square() - after.square())
-        self._moved = self._moved + scale * left.clamp_min(0).sqrt()
+        self._moved = (0.0 if projector.anchored else self._moved) + scale * left.clamp_min(0).sqrt()
         subtract(part)
         if rest is None:
             return
@@ -195,7 +200,10 @@ class UpdateProjection:
             leak = projector.leak(rest.sub_(part)) if metered else 0.0
         self.leak = max(self.leak, leak)
 
-    def _copy_weights(self) -> None:
+    def _copy_weights(self, projector: Projector) -> None:
+        """Copy the weights that a displacement is counted from: those of the last refresh for an anchored projector."""
+        if projector.anchored and self.reference is not None:
+            return
         if self.reference is None:
             self.reference = [local(t.detach()).clone() for t in self.parameters.tensors]
         else:
@@ -203,9 +211,10 @@ class UpdateProjection:
                 copy.copy_(local(t.detach()))
 
     def reset_meter(self) -> None:
-        """Forget leak and displacement measured so far; a new projector begins."""
+        """Forget leak, displacement and reference so far; a new projector begins."""
         self.leak, self._projected, self._twice = 0.0, 0, False
         self._moved = 0.0
+        self.reference = None
 
 
 def _capturing(v: Tensor) -> bool:
@@ -225,6 +234,23 @@ def projects_gradients(optimizer: Optimizer, parameters: ProtectedParameters) ->
     plain = all(g["momentum"] == 0 and g["weight_decay"] == 0 for g in groups)
     same = len({float(g["lr"]) for g in groups}) == 1
     return plain and same and all(t.grad is None or not t.grad.is_sparse for t in parameters.tensors)
+
+
+def step_size(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
+    """By how much a step moves the weights for a gradient of one: the learning rate, over 1 − momentum where there is.
+
+    For Adam and its kin the steps of all entries differ: this is Σ u² / Σ u g over the entries, where u = lr g / √v is a
+    step and g² about v, so lr over the mean of √v.
+    """
+    group = next(g for g in optimizer.param_groups if any(p is parameters.tensors[0] for p in g["params"]))
+    rate = float(group["lr"])
+    moments = [optimizer.state.get(t, {}).get("exp_avg_sq") for t in parameters.tensors]
+    seen = [m for m in moments if isinstance(m, Tensor)]
+    if seen:
+        correction = 1 - group["betas"][1] ** float(optimizer.state[parameters.tensors[0]].get("step", 1))
+        mean = sum(float(m.sqrt().sum()) for m in seen) / sum(m.numel() for m in seen)
+        return rate / (mean / max(correction, 1e-8) ** 0.5 + float(group["eps"]))
+    return rate / max(1e-3, 1 - float(group.get("momentum", 0.0)))
 
 
 def _rate(optimizer: Optimizer, parameters: ProtectedParameters) -> float:

@@ -11,12 +11,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .columns import UNSPLIT, Columns
 from .linalg import coefficients, combination
 from .parameters import ProtectedParameters
 
 
 class Projector(ABC):
     """Δw ← Δw − A Δw."""
+
+    columns: Columns = UNSPLIT
+    """Where a vector is split over processes: how numbers computed from its parts add up."""
+    anchored: bool = False
+    """Whether it is applied to the whole displacement since it was made, not to that of the last steps only."""
+    travelled: float = 1.0
+    """Σ step sizes of the steps that an anchored projector is applied to next."""
 
     @abstractmethod
     def protected_part_(self, v: Tensor) -> Tensor:
@@ -38,8 +46,11 @@ class Projector(ABC):
 
     def leak(self, v: Tensor) -> float:
         """‖A v‖ / ‖v‖: for a hard projector the share of a displacement v that lies in protected directions."""
-        size = float(v.norm())
-        return float(self.protected_part_(v.clone()).norm()) / size if size else 0.0
+        size = self._norm(v)
+        return self._norm(self.protected_part_(v.clone())) / size if size else 0.0
+
+    def _norm(self, v: Tensor) -> float:
+        return float(self.columns.vector_total(v.norm().double().square()).sqrt())
 
 
 @dataclass(eq=False)
@@ -47,12 +58,13 @@ class BasisProjector(Projector):
     """A = Bᵀ diag(α) B for a basis B (r, p) of orthonormal rows; α = 1 (hard) unless weights are given.
 
     A basis kept in bfloat16 is no longer orthonormal to float32 precision; `gram_inverse` = (B Bᵀ)⁻¹ makes A the exact
-    projector on the span of the rounded rows.
+    projector on the span of the rounded rows. With `columns` the basis has only these of its columns in this process.
     """
 
     basis: Tensor
     alpha: Tensor | None = None
     gram_inverse: Tensor | None = None
+    columns: Columns = UNSPLIT
 
     @property
     def empty(self) -> bool:
@@ -66,12 +78,14 @@ class BasisProjector(Projector):
 
     def protected_part_(self, v: Tensor) -> Tensor:
         """Bᵀ (α ∘ (B v))."""
-        c = coefficients(self.basis, v)
+        mine = self.columns.of(v)
+        c = self.columns.total(coefficients(self.basis, mine))
         if self.gram_inverse is not None:
             c = self.gram_inverse @ c
         if self.alpha is not None:
             c = c * self.alpha
-        return combination(self.basis, c, out=v)
+        combination(self.basis, c, out=mine)
+        return self.columns.complete_(v)
 
 
 def soft_weights(products: Tensor, ridge: float, mean: float, least: Tensor | float = 0.0) -> Tensor:
@@ -109,47 +123,96 @@ class LayerProjector:
     ridge: float
     mean: float
     energy: float = 1.0
+    pull: "Pull | None" = None
 
     @cached_property
-    def _scale(self) -> tuple[float, Tensor]:
-        """The mean and the threshold, relative to the largest product as `_products` is."""
-        products = self._products()
-        largest = float(self.input_values.max()) * (
-            1.0 if self.output_values is None else float(self.output_values.max())
-        )
-        least = energy_threshold(products, self.energy) if self.energy < 1.0 else products.new_zeros(())
-        return self.mean / largest, least
+    def _largest(self) -> tuple[float, float]:
+        """The largest λa and λδ, read once; products are taken relative to them, so that none overflows."""
+        return float(self.input_values.max()), 1.0 if self.output_values is None else float(self.output_values.max())
 
-    def _products(self) -> Tensor:
+    @cached_property
+    def _least(self) -> Tensor | float:
+        """The smallest product that counts, relative to the largest."""
+        return energy_threshold(self._products(), self.energy) if self.energy < 1.0 else 0.0
+
+    @property
+    def _relative_mean(self) -> float:
+        a, d = self._largest
+        return self.mean / a / d
+
+    def _products(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """λδ_i λa_j as (s, r), or (1, r) when every output direction is protected, relative to the largest."""
-        a = self.input_values / self.input_values.max()
+        a = (self.input_values / self._largest[0]).to(dtype)
         if self.output_values is None:
             return a[None, :]
-        return (self.output_values / self.output_values.max())[:, None] * a[None, :]
+        return torch.outer((self.output_values / self._largest[1]).to(dtype), a)
 
     @property
     def alpha(self) -> Tensor:
         """α (s, r) or (1, r)."""
-        mean, least = self._scale
-        return soft_weights(self._products(), self.ridge, mean, least)
+        return soft_weights(self._products(), self.ridge, self._relative_mean, self._least)
 
-    def protected_part_(self, D: Tensor, bias: Tensor | None) -> None:
+    def _shrink_(self, X: Tensor) -> Tensor:
+        """α ∘ X in the place of X, in X's own precision where α has no jump that rounding could move."""
+        if self.ridge == 0 or self.energy < 1.0:
+            return X.mul_(self.alpha)
+        products = self._products(X.dtype)
+        return X.mul_(products).div_(products + self.ridge * self._relative_mean)
+
+    def _pulled(self, X: Tensor, travelled: float) -> Tensor:
+        """α ∘ X for an anchored layer, X (fan-out, r) in the basis of the inputs only; see `Pull`."""
+        assert self.pull is not None
+        a, d = self._largest
+        scale = travelled * self.pull.weight * a * d
+        inputs = (self.input_values / a).to(X.dtype)
+        if self.outputs is None or self.output_values is None:
+            return X * soft_share(scale * inputs)
+        everywhere = self.pull.everywhere / d
+        base = soft_share(scale * everywhere * inputs)
+        values = (self.output_values / d).to(X.dtype) + everywhere
+        more = soft_share(scale * torch.outer(values, inputs)).sub_(base)
+        return (X * base).addmm_(self.outputs.T, more.mul_(self.outputs @ X))
+
+    def protected_part_(self, D: Tensor, bias: Tensor | None, travelled: float = 1.0) -> None:
         """Overwrite ΔW, given as (fan-out, fan-in) and its bias column, by the part that may not change."""
-        alpha = self.alpha.to(D.dtype)
-        V = self.inputs
+        V, U = self.inputs, self.outputs
         if V is None:
-            X = D
-        else:
-            X = D @ V[:, : D.shape[1]].T
-            if bias is not None:
-                X += torch.outer(bias, V[:, -1])
-        X = X * alpha if self.outputs is None else self.outputs.T @ ((self.outputs @ X) * alpha)
-        if V is None:
-            D.copy_(X)
+            if self.pull is not None:
+                D.copy_(self._pulled(D, travelled))
+            elif U is None:
+                self._shrink_(D)
+            else:
+                D.copy_(U.T @ self._shrink_(U @ D))
             return
-        D.copy_(X @ V[:, : D.shape[1]])
+        A = V[:, : D.shape[1]]
+        X = D @ A.T
         if bias is not None:
-            bias.copy_(X @ V[:, -1])
+            X.addr_(bias, V[:, -1])
+        if self.pull is not None:
+            X = self._pulled(X, travelled)
+        else:
+            X = self._shrink_(X) if U is None else U.T @ self._shrink_(U @ X)
+        torch.mm(X, A, out=D)
+        if bias is not None:
+            torch.mv(X, V[:, -1], out=bias)
+
+
+@dataclass(frozen=True)
+class Pull:
+    """How strongly an anchored layer is pulled back: α = s λ / (1 + s λ) with s = travelled · weight.
+
+    Descent on L(W) + weight/2 Σ_ij λ_ij D_ij² by the displacement D from the anchor: where plain steps of sizes that
+    add up to `travelled` lead to D, one implicit step on the second term makes it D / (1 + s λ). λ_ij = λa_j (λδ_i +
+    everywhere): the second summand, small, protects output directions that no logit depends on yet.
+    """
+
+    weight: float
+    everywhere: float
+
+
+def soft_share(x: Tensor) -> Tensor:
+    """x / (1 + x)."""
+    return x / (1 + x)
 
 
 @dataclass(eq=False)
@@ -162,6 +225,9 @@ class LayersProjector(Projector):
     """For each layer the index of its weight and of its bias, and whether the weight is stored transposed."""
     rest: BasisProjector | None
     rest_indices: tuple[int, ...]
+    anchored: bool = False
+    rest_pull: Tensor | None = None
+    """weight · λ of the rest's directions, where anchored."""
 
     @property
     def empty(self) -> bool:
@@ -171,6 +237,8 @@ class LayersProjector(Projector):
     @property
     def hard(self) -> bool:
         """Whether no ridge softens the projection."""
+        if self.anchored:
+            return False
         return all(layer.ridge == 0 for layer in self.layers.values()) and (self.rest is None or self.rest.hard)
 
     def protected_part_(self, v: Tensor) -> Tensor:
@@ -180,7 +248,7 @@ class LayersProjector(Projector):
             layer, b = self.layers.get(name), None if bias is None else pieces[bias]
             W = pieces[weight].flatten(1)
             if layer is not None:
-                layer.protected_part_(W.T if transposed else W, b)
+                layer.protected_part_(W.T if transposed else W, b, self.travelled)
             else:
                 W.zero_()
                 if b is not None:
@@ -190,6 +258,8 @@ class LayersProjector(Projector):
             if self.rest is None or self.rest.empty:
                 rest.zero_()
             else:
+                if self.rest_pull is not None:
+                    self.rest.alpha = soft_share(self.travelled * self.rest_pull)
                 rest = self.rest.protected_part_(rest)
             sizes = [pieces[i].numel() for i in self.rest_indices]
             for i, part in zip(self.rest_indices, rest.split(sizes), strict=True):

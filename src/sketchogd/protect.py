@@ -75,9 +75,7 @@ def protect(
         team = Processes(chosen, group, shard)
     if memory is None:
         assert budget is not None
-        copies = sum(local(t).numel() * t.element_size() for t in chosen.tensors) if every > 1 else 0
-        copies = int(chosen.columns.largest(copies))  # so that all processes choose the same
-        memory, reason = memory_for(budget, chosen, copies, seed)
+        memory, reason = memory_for(budget, chosen, every, seed)
         return Protection(chosen, optimizer, memory, output, every, reason, team)
     if isinstance(memory, Sketch):
         memory = GradientMemory(memory)
@@ -96,6 +94,10 @@ def _unwrapped(model: nn.Module, group: "ProcessGroup | None") -> tuple[nn.Modul
             model = model.get_submodule("_orig_mod")
         else:
             return model, group
+
+
+_ANCHOR = "anchor."
+_COPY = {False: "weights at the last projection (every > 1)", True: "weights that the memory pulls back to"}
 
 
 class Protection:
@@ -268,13 +270,13 @@ class Protection:
             yield from self.memory.held()
             reference = self._projection.reference or self._planned_reference()
             for name, copy in zip(self.parameters.names, reference, strict=False):
-                yield Held(f"reference.{name}", "weights at the last projection (every > 1)", copy)
+                yield Held(f"reference.{name}", _COPY[self.memory.anchored], copy)
 
         return Ledger.of(held())
 
     def _planned_reference(self) -> tuple[Tensor, ...]:
         """The copy that `every` > 1 will keep is in the ledger from the start."""
-        if self._projection.every == 1:
+        if self._projection.every == 1 and not self.memory.anchored:
             return ()
         return tuple(local(t.detach()) for t in self.parameters.tensors)
 
@@ -332,7 +334,9 @@ class Protection:
         state = self.memory.state_dict()
         flags = {"stale": self._stale, "remembered": self._projector is not None}
         meta = {"format": storage.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
-        return meta, state["tensors"]
+        anchor = self._projection.reference if self.memory.anchored else None
+        copies = zip(self.parameters.names, anchor or (), strict=False)
+        return meta, {**state["tensors"], **{_ANCHOR + name: copy for name, copy in copies}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict` on a model with the same parameter names and shapes; all or nothing."""
@@ -367,7 +371,9 @@ class Protection:
             other._state()  # settles, and completes what several processes share
             memory = other.memory
         else:
-            memory = self._loaded(*(storage.read(other) if self._team is None else self._team.read(other)))[0]
+            meta, tensors = storage.read(other) if self._team is None else self._team.read(other)
+            meta, tensors = self._own(meta, tensors)
+            memory = self._loaded(meta, {n: t for n, t in tensors.items() if not n.startswith(_ANCHOR)})[0]
         self.memory.merge(memory)
         self._outdate()
         self.refresh()
@@ -375,18 +381,35 @@ class Protection:
     def _load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.parameters.require_unchanged()
         self.settle()
-        loaded, meta = self._loaded(meta, tensors)
+        meta, tensors = self._own(meta, tensors)
+        anchor = self._anchor(tensors)
+        loaded, meta = self._loaded(meta, {n: t for n, t in tensors.items() if not n.startswith(_ANCHOR)})
         if self._team is not None:
             self._team.share(loaded)
         self.memory, self._reason = loaded, None
         self._projector, self._stale = None, bool(meta["stale"])
         if meta["remembered"]:
             self._refresh()
+        if anchor:
+            self._projection.reference = anchor
+
+    def _own(
+        self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+        """The part of a state that belongs into this process."""
+        return (meta, tensors) if self._team is None else self._team.from_checkpoint(meta, tensors)
+
+    def _anchor(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """The anchor in a state, if it has one."""
+        found = [tensors.get(_ANCHOR + name) for name in self.parameters.names]
+        anchor = [t for t in found if t is not None]
+        if anchor and [tuple(t.shape) for t in anchor] != [tuple(shape) for shape in self.parameters.shapes]:
+            raise StorageError("the anchor in the state is not one of these parameters: tensors are missing or differ")
+        pairs = zip(anchor, self.parameters.tensors, strict=False)
+        return [t.to(device=parameter.device, dtype=parameter.dtype, copy=True) for t, parameter in pairs]
 
     def _loaded(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Memory, Mapping[str, Any]]:
         """The memory of a state, bound to these parameters, with the state's plain data; nothing here is changed."""
-        if self._team is not None:
-            meta, tensors = self._team.from_checkpoint(meta, tensors)
         _require_same_parameters(self.parameters.describe(), meta["parameters"])
         for name, t in tensors.items():
             if not bool(t.isfinite().all()):

@@ -5,6 +5,7 @@ without dropout, whatever mode the model is in; every module's own flag is put b
 
 Per-example gradients have three paths that agree. *fast*: one ordinary forward and backward pass, and one product a
 layer (Linear, Conv). *vmap*: torch.func, for any module that it takes. *loop*: one example at a time, for the rest.
+(*shards*, one example at a time in all processes together, is for parameters that are split.)
 The first batch decides, the fast path having to agree with one of the others on two examples.
 """
 
@@ -37,6 +38,9 @@ EVERY_LOGIT_UP_TO = 16
 
 COMBINATIONS = 8
 
+WORTHWHILE_CHUNK = 64
+"""Gradients of large models that are made at once, where memory allows."""
+
 
 # ---------------------------------------------------------------- per-example gradients
 
@@ -51,16 +55,23 @@ class GradientSignals:
         self.parameters = parameters
         self.output = output
         self.path: str | None = None
-        self.layers = find_layers(parameters)
+        self.layers = [] if parameters.split else find_layers(parameters)
+        width = parameters.columns.widest if parameters.split else parameters.p  # chunks are the same in all processes
+        row_bytes = width * parameters.dtype.itemsize
         if chunk_bytes is None:
-            chunk_bytes = (1 << 30) if parameters.device.type == "cuda" else (48 << 20)
-        self.chunk = max(1, chunk_bytes // (parameters.p * parameters.dtype.itemsize))
+            # For every chunk a sketch reads and writes all its rows: a few dozen gradients are worth more memory.
+            least, most = 48 << 20, 256 << 20
+            if parameters.device.type == "cuda":
+                least, most = 1 << 30, torch.cuda.get_device_properties(parameters.device).total_memory // 8
+            chunk_bytes = max(least, min(most, WORTHWHILE_CHUNK * row_bytes))
+        self.chunk = max(1, chunk_bytes // row_bytes)
 
     def chunks(self, inputs: Any, targets: Any) -> Iterator[Tensor]:
-        """The gradients of a batch as tensors (<= chunk, p), in the order of the examples."""
+        """The gradients of a batch as tensors (<= chunk, p) of about one size, in the order of the examples."""
         b = batch_size(inputs)
-        for start in range(0, b, self.chunk):
-            part = slice(start, start + self.chunk)
+        size = -(-b // max(1, -(-b // self.chunk)))
+        for start in range(0, b, size) if b else ():
+            part = slice(start, start + size)
             x, y = (map_tensors(lambda t: t[part], value) for value in (inputs, targets))  # noqa: B023
             with evaluating(self.parameters.model):
                 yield self._gradients(x, y)
@@ -77,6 +88,8 @@ class GradientSignals:
         return _PATHS[self.path](self, inputs, targets)
 
     def _choose(self, inputs: Any, targets: Any) -> str:
+        if self.parameters.split:
+            return "shards"
         ends = slice(None, None, max(1, batch_size(inputs) - 1))
         x, y = (map_tensors(lambda t: t[ends], value) for value in (inputs, targets))
         slow, expected = "vmap", None
@@ -144,6 +157,31 @@ def _by_loop(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
     return out
 
 
+def _by_shards(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
+    """One example at a time through a model whose parameters are split (FSDP2); rows (b, width), this process's part.
+
+    Every process must give the same examples. FSDP2 averages gradients over processes while it scatters them, which
+    leaves equal ones as they are and would mix different ones. It delivers them to `.grad` only, so `backward` it is;
+    gradients that are there already are put back.
+    """
+    parameters, b = signals.parameters, batch_size(inputs)
+    everything = list(parameters.model.parameters())
+    before = [t.grad for t in everything]
+    out = torch.zeros(b, parameters.width, dtype=parameters.dtype, device=parameters.device)
+    try:
+        for i in range(b):
+            for t in everything:
+                t.grad = None
+            x, y = (map_tensors(lambda t: t[i : i + 1], value) for value in (inputs, targets))  # noqa: B023
+            with torch.enable_grad():
+                per_example(signals.output, call(parameters.model, x), y).sum().backward()
+            parameters.flatten([t.grad for t in parameters.tensors], out=out[i])
+    finally:
+        for t, gradient in zip(everything, before, strict=True):
+            t.grad = gradient
+    return out
+
+
 def _by_layers(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
     found = _fast(signals, inputs, targets)
     if found is None:
@@ -192,6 +230,7 @@ _PATHS: dict[str, Callable[[GradientSignals, Any, Any], Tensor]] = {
     "fast": _by_layers,
     "vmap": _by_vmap,
     "loop": _by_loop,
+    "shards": _by_shards,
 }
 
 
@@ -255,27 +294,28 @@ def read_layers(
     result, uses = record(layers, lambda: call(model, inputs))
     if not backward or not uses:
         return uses, []
-    return uses, deltas_of(result, targets, [use.edge for use in uses], output, seed)
+    return uses, list(deltas_of(result, targets, [use.edge for use in uses], output, seed))
 
 
-def deltas_of(result: Any, targets: Any, edges: Sequence[Any], output: Output, seed: int) -> list[Sequence[Tensor]]:
-    """The gradients of the outputs with respect to every edge, one list for each backward pass.
+def deltas_of(result: Any, targets: Any, edges: Sequence[Any], output: Output, seed: int) -> Iterator[Sequence[Tensor]]:
+    """The gradients of the outputs with respect to every edge, one sequence for each backward pass, as it is asked for.
 
     For `every_logit`: each logit in turn, or, when an example has more than EVERY_LOGIT_UP_TO, COMBINATIONS random
     combinations Σ_c ±logit_c / √COMBINATIONS, whose second moment has that of all logits as its expectation.
     """
-    if output is not every_logit:
-        scalars = [per_example(output, result, targets).sum()]
-    else:
-        logits = logits_of(result).flatten(1)
-        if logits.shape[1] <= EVERY_LOGIT_UP_TO:
-            scalars = list(logits.sum(0))
+    with torch.enable_grad():
+        outputs = logits_of(result).flatten(1) if output is every_logit else per_example(output, result, targets)
+    passes = 1
+    weights: Iterator[Tensor] = iter([torch.ones_like(outputs)])
+    if output is every_logit:
+        passes = outputs.shape[1]
+        if passes <= EVERY_LOGIT_UP_TO:
+            one_hot = torch.eye(passes, dtype=outputs.dtype, device=outputs.device)
+            weights = (row.expand_as(outputs) for row in one_hot)
         else:
-            scalars = [(logits * signs).sum() for signs in sign_rows(logits, COMBINATIONS, seed)]
-    return [
-        torch.autograd.grad(scalar, edges, retain_graph=i + 1 < len(scalars), allow_unused=True)
-        for i, scalar in enumerate(scalars)
-    ]
+            passes, weights = COMBINATIONS, sign_rows(outputs.detach(), COMBINATIONS, seed)
+    for i, weight in enumerate(weights):
+        yield torch.autograd.grad(outputs, edges, weight, retain_graph=i + 1 < passes, allow_unused=True)
 
 
 def sign_rows(logits: Tensor, count: int, seed: int) -> Iterator[Tensor]:

@@ -6,17 +6,24 @@ integer hash of (seed, i): nothing is kept, the product costs one pass over G, a
 """
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from .columns import Columns, Whole
 
 BLOCK = 1 << 12
 """Coordinates a block; part of the definition of `Gaussian`, whose blocks have a seed each."""
 
 APPLY_BYTES = 4 << 20
 """About the bytes of one block of rows that `SparseSign` works on."""
+
+GPU_APPLY_BYTES = 128 << 20
+"""The same on a GPU, whose time would otherwise be spent on starting kernels."""
 
 _MASK = 0xFFFFFFFF
 
@@ -52,6 +59,19 @@ def hash32(x: Tensor, seed: int) -> Tensor:
     return x ^ (x >> 15)
 
 
+def normal_rows(first: int, rows: int, k: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Standard normal numbers (rows, k); row i depends on the seed and on first + i alone, not on the device.
+
+    By Box and Muller from two hashes of a counter: nothing is drawn in turn, so a GPU makes its own.
+    """
+    half = (k + 1) // 2
+    counter = torch.arange(first * half, (first + rows) * half, device=device)
+    uniform = [(hash32(counter, derive_seed(seed, word)).double() + 0.5) * 2**-32 for word in ("radius", "angle")]
+    radius, angle = (-2 * uniform[0].log()).sqrt(), uniform[1] * (2 * math.pi)
+    pair = torch.stack([radius * angle.cos(), radius * angle.sin()]).to(dtype)
+    return pair.view(2, rows, half).transpose(0, 1).reshape(rows, 2 * half)[:, :k]
+
+
 class TestMatrix(ABC):
     """Ω (d, k): settings first, then `bind` fixes the size and the seed, then `apply` multiplies."""
 
@@ -60,13 +80,24 @@ class TestMatrix(ABC):
     d: int
     k: int
     seed: int
+    columns: Columns
+    """The coordinates of the rows that `apply` gets; for some of them only, it gives their part of the product."""
 
-    def bind(self, d: int, k: int, seed: int, dtype: torch.dtype, device: torch.device) -> "TestMatrix":
+    def bind(
+        self, d: int, k: int, seed: int, dtype: torch.dtype, device: torch.device, columns: Columns | None = None
+    ) -> "TestMatrix":
         """A copy of these settings for Ω (d, k) drawn from `seed`."""
         bound = type(self)(**self.settings())
-        bound.d, bound.k, bound.seed = d, k, seed
+        bound.d, bound.k, bound.seed, bound.columns = d, k, seed, columns or Whole(d)
         bound._prepare(dtype, device)
         return bound
+
+    def whole(self, dtype: torch.dtype, device: torch.device) -> "TestMatrix":
+        """The same Ω for rows with all d coordinates, not stored."""
+        if self.columns.width == self.d:
+            return self
+        choice = type(self)(**{key: value for key, value in self.settings().items() if key != "stored"})
+        return choice.bind(self.d, self.k, self.seed, dtype, device)
 
     @abstractmethod
     def settings(self) -> dict[str, bool | int]:
@@ -75,6 +106,10 @@ class TestMatrix(ABC):
     @abstractmethod
     def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Rows (b, d) times Ω → (b, k), computed in `dtype` (default: the rows' own)."""
+
+    @abstractmethod
+    def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Ω (d, k) itself, for products whose rows never stand side by side as a matrix."""
 
     def tensors(self) -> dict[str, Tensor]:
         """What is kept in memory: nothing, unless the matrix is stored."""
@@ -118,17 +153,26 @@ class SparseSign(TestMatrix):
         dtype = dtype or rows.dtype
         b = len(rows)
         out = torch.zeros(b, self.k, dtype=dtype, device=rows.device)
-        width = max(256, APPLY_BYTES // (max(1, b) * dtype.itemsize))
-        for start in range(0, self.d, width):
-            stop = min(start + width, self.d)
-            X = rows[:, start:stop].to(dtype)
-            coordinate = torch.arange(start, stop, device=rows.device)
-            for j in range(self.zeta):
-                h = hash32(coordinate, derive_seed(self.seed, "column", j))
-                column = ((h >> 1) * self.k) >> 31
-                sign = ((h & 1) * 2 - 1).to(dtype)
+        width = max(256, (GPU_APPLY_BYTES if rows.is_cuda else APPLY_BYTES) // (max(1, b) * dtype.itemsize))
+        for here, there in self.columns.blocks(width):
+            X = rows[:, here].to(dtype)
+            coordinate = torch.arange(there.start, there.stop, device=rows.device)
+            for column, sign in self._entries(coordinate, dtype):
                 out.scatter_add_(1, column.expand(b, -1), X * sign)
         return out.mul_(self.zeta**-0.5)
+
+    def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See `TestMatrix`."""
+        out = torch.zeros(self.d, self.k, dtype=dtype, device=device)
+        for column, sign in self._entries(torch.arange(self.d, device=device), dtype):
+            out.scatter_add_(1, column[:, None], sign[:, None])
+        return out.mul_(self.zeta**-0.5)
+
+    def _entries(self, coordinate: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+        """ζ times the column of each coordinate and its sign."""
+        for j in range(self.zeta):
+            h = hash32(coordinate, derive_seed(self.seed, "column", j))
+            yield ((h >> 1) * self.k) >> 31, ((h & 1) * 2 - 1).to(dtype)
 
 
 @dataclass
@@ -152,13 +196,16 @@ class Gaussian(TestMatrix):
 
     def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
         if self.stored:
-            self._matrix = torch.empty(self.k, self.d, dtype=dtype, device=device)
-            for start in range(0, self.d, BLOCK):
-                self._matrix[:, start : start + BLOCK] = self._block(start, dtype, device)
+            self._matrix = torch.empty(self.k, self.columns.width, dtype=dtype, device=device)
+            for here, there in self.columns.blocks(BLOCK):
+                self._matrix[:, here] = self._block(there, dtype, device)
 
-    def _block(self, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def _block(self, part: slice, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Columns of Ωᵀ that lie in one block, whose seed is that of its start."""
+        start = part.start - part.start % BLOCK
         width = min(BLOCK, self.d - start)
-        return normal((self.k, width), derive_seed(self.seed, "block", start), dtype, device)
+        whole = normal((self.k, width), derive_seed(self.seed, "block", start), dtype, device)
+        return whole[:, part.start - start : part.stop - start]
 
     def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Rows (b, d) times Ω → (b, k)."""
@@ -166,10 +213,14 @@ class Gaussian(TestMatrix):
         if self._matrix is not None and dtype == self._matrix.dtype:
             return rows.to(dtype) @ self._matrix.T
         out = torch.zeros(len(rows), self.k, dtype=dtype, device=rows.device)
-        for start in range(0, self.d, BLOCK):
-            X = rows[:, start : start + BLOCK].to(dtype)
-            out.addmm_(X, self._block(start, dtype, rows.device).T)
+        for here, there in self.columns.blocks(BLOCK):
+            out.addmm_(rows[:, here].to(dtype), self._block(there, dtype, rows.device).T)
         return out
+
+    def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See `TestMatrix`."""
+        starts = range(0, self.d, BLOCK)
+        return torch.cat([self._block(slice(i, min(i + BLOCK, self.d)), dtype, device).T for i in starts])
 
 
 @dataclass
@@ -189,8 +240,17 @@ class Identity(TestMatrix):
             raise ValueError(f"the identity is square; got ({self.d}, {self.k})")
 
     def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The rows themselves."""
-        return rows.to(dtype or rows.dtype)
+        """The rows themselves, with zeros for coordinates that are not in them."""
+        if self.columns.width == self.d:
+            return rows.to(dtype or rows.dtype)
+        out = torch.zeros(len(rows), self.k, dtype=dtype or rows.dtype, device=rows.device)
+        for here, there in self.columns.blocks(self.d):
+            out[:, there] = rows[:, here].to(out.dtype)
+        return out
+
+    def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See `TestMatrix`."""
+        return torch.eye(self.d, dtype=dtype, device=device)
 
 
 def named_test_matrix(choice: str | TestMatrix) -> TestMatrix:

@@ -278,6 +278,20 @@ def _product(shape: list[int]) -> int:
 
 @app.command()
 @show.friendly
+def bench(
+    device: Annotated[str, typer.Option(help="Where to measure: cpu or cuda.")] = "cpu",
+    only: Annotated[str | None, typer.Option(help="One group: remember, basis, project, run, scale, …")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, to see that everything runs.")] = False,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write machine, versions and ratios here.")] = None,
+) -> None:
+    """How fast the library is, as ratios to limits measured in the same run."""
+    from sketchogd.cli import benching
+
+    benching.bench(device, only, quick, json_)
+
+
+@app.command()
+@show.friendly
 def data(
     folder: Annotated[Path | None, typer.Option(help="Where to look; by default $SKETCHOGD_DATA.")] = None,
     download: Annotated[str | None, typer.Option(help="Fetch this data set into the folder first.")] = None,

@@ -1,6 +1,6 @@
 """`sketchogd merge`: several memory files of one model become one that protects what each of them remembers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,9 @@ from torch import Tensor
 from sketchogd import storage
 from sketchogd.cli import inspecting, show
 from sketchogd.errors import StorageError
+
+_NUMBERS: dict[str, Callable[[int, int], int]] = {"tasks": int.__add__, "logits": max}
+"""What else a layer memory counts, and how two counts become one."""
 
 State = tuple[dict[str, Any], dict[str, Tensor]]
 
@@ -37,6 +40,8 @@ def merge(
 def merged(named: Sequence[tuple[str, State]]) -> State:
     """The state of a memory that observed what all of these observed, without the model.
 
+    Anchors, the weights of each at its last refresh, are left out: the anchor will be the weights that it is loaded on.
+
     Raises StorageError, with the files and the reason, for memories that do not go together.
     """
     (first, (meta, tensors)), *others = named
@@ -54,6 +59,9 @@ def merged(named: Sequence[tuple[str, State]]) -> State:
         for key in counts:
             counts[key] += held[key]
         examples += other["examples"]
+        for key, together in _NUMBERS.items():
+            if key in meta:
+                meta = {**meta, key: together(meta[key], other[key])}
         remembered, stale = remembered or other["remembered"], stale or other["stale"]
     states = {key: sketch.state_dict() for key, sketch in sketches.items()}
     found = {f"{key}.{part}": t for key, state in states.items() for part, t in state["tensors"].items()}

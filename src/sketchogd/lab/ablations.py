@@ -45,7 +45,14 @@ def _ridges(benchmark: str) -> list[Variant]:
     return [
         *(_variant(f"hard, energy {m.options['energy']:g}", m, benchmark) for m in hard),
         *_varied("layer-sketch", benchmark, "ridge", (0.003, 0.01, 0.03, 0.05, 0.1, 0.3, 1.0, 3.0)),
-        _variant("inputs only", default_method("layer-sketch", benchmark, outputs=False), benchmark),
+        _variant("inputs only", default_method("layer-sketch", benchmark, outputs=False, ridge=0.05), benchmark),
+    ]
+
+
+def _strengths(benchmark: str) -> list[Variant]:
+    return [
+        *_varied("layer-sketch", benchmark, "strength", (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)),
+        *_varied("layer-sketch", benchmark, "damping", (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)),
     ]
 
 
@@ -90,8 +97,8 @@ def _optimizers(benchmark: str) -> list[Variant]:
     found = []
     for words, training in (("SGD", {}), ("Adam", ADAM)):
         found.append(_variant(f"{words}, nothing kept", default_method("sgd", benchmark), benchmark, **training))
-        for name, rank in (("sketchogd", 600), ("layer-sketch", 200)):
-            update = default_method(name, benchmark, rank=rank, every=1)
+        for name, chosen in (("sketchogd", {"rank": 600}), ("layer-sketch", {"rank": 200, "ridge": 0.05})):
+            update = default_method(name, benchmark, every=1, **chosen)
             options = {key: value for key, value in update.options.items() if key in KINDS["gradient-ogd"].options}
             gradient = default_method("gradient-ogd", benchmark, memory=name, **options)
             title = f"{words}, {_title(name)}"
@@ -103,6 +110,7 @@ def _optimizers(benchmark: str) -> list[Variant]:
 ABLATIONS: dict[str, Ablation] = {
     "rank": Ablation("Rank", _ranks),
     "ridge": Ablation("Ridge of the layer memory, from hard to soft", _ridges),
+    "strength": Ablation("Pull of the layer memory to its anchor, and its damping", _strengths),
     "remembered": Ablation("Examples remembered", _remembered),
     "every": Ablation("Steps between two projections", _every),
     "test-matrix": Ablation("Test matrix, rank 600", _test_matrices),

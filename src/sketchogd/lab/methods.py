@@ -32,13 +32,14 @@ def protected(settings: Method, setup: Setup, memory: so.Memory | so.Sketch, exa
 
 
 def _room(settings: Method, setup: Setup) -> int:
-    """Bytes that the budget leaves for a memory beside the copy of the weights that `every` > 1 needs."""
+    """Bytes that the budget leaves for a memory beside the copy of the weights that `every` > 1 or an anchor needs."""
     assert settings.budget is not None
-    copies = 4 * setup.count() if settings.every > 1 else 0
+    anchored = settings.name == "layer-sketch" and settings.options["ridge"] is None
+    copies = 4 * setup.count() if settings.every > 1 or anchored else 0
     if settings.budget <= copies:
         raise ValueError(
             f"{settings.name}: a budget of {settings.budget:,} bytes does not even hold the copy of the weights "
-            f"({copies:,} bytes) that projecting every {settings.every} steps needs; raise it, or use every=1"
+            f"({copies:,} bytes) that it needs; raise it, or use every=1 and, for layer-sketch, a ridge"
         )
     return settings.budget - copies
 
@@ -202,10 +203,12 @@ def _ipca(settings: Method, setup: Setup) -> Baseline:
 
 @register(
     "layer-sketch",
-    "layer memory: inputs and sensitivities of each layer, soft",
+    "layer memory: inputs and sensitivities of each layer, pulled back to an anchor or softly projected",
     sizes=["rank"],
     rank=200,
-    ridge=0.05,
+    ridge=None,
+    strength=None,
+    damping=1.0,
     outputs=True,
     energy=1.0,
 )

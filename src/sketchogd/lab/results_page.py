@@ -112,7 +112,7 @@ def readme_table(root: str | Path) -> str:
         ["the paper's best sketch, as published", f"{large} without its basis", *(f"{mean:.3f}" for mean in best)],
         ["A-GEM, keeps raw examples, as published", f"{raw[0]} ({raw[-1]})", *(f"{mean:.3f}" for mean in agem)],
         ["`sketchogd` at the paper's budget", f"{large}, everything counted", *ours("counted")],
-        ["`layer-sketch`, ridge tuned on held-out training data", "2 MB (16 MB)", *ours("tuned")],
+        ["`layer-sketch`, strength tuned on held-out training data", "2 MB (16 MB)", *ours("tuned")],
         ["`layer-sketch`, one rule for all four", "2 MB (16 MB)", *ours("one-rule")],
     ]
     said = (

@@ -106,8 +106,8 @@ def goals_table(found: Evidence) -> list[str]:
         cell = found.cell(RunConfig(goal.benchmark, goal.method, training_for(goal.benchmark), 0, "goals"))
         met = DASH if cell is None else "yes" if cell.accuracy.mean >= goal.accuracy else "**no**"
         reached = DASH if cell is None else spread(cell.accuracy)
-        ridge = goal.method.options.get("ridge")
-        what = f"{title(goal.method.name)}: {goal.words}" + ("" if ridge is None else f" (ridge {ridge})")
+        strength = goal.method.options.get("strength")
+        what = f"{title(goal.method.name)}: {goal.words}" + ("" if strength is None else f" (strength {strength:g})")
         rows.append(
             [what, published.BENCHMARKS[goal.benchmark], f"≥ {goal.accuracy:.3f}", reached, *_places(cell), met]
         )

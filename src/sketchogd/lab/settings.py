@@ -66,7 +66,7 @@ PAPER_BYTES = {benchmark: 1200 * 4 * p for benchmark, p in PARAMETERS.items()}
 SMALL_BYTES = dict.fromkeys(BENCHMARKS, 2_000_000) | {"split-cifar100": 16_000_000}
 """What a layer memory is given in the goals: a few times the size of the protected weights."""
 
-TUNED: dict[str, dict[str, dict[str, Any]]] = {"layer-sketch": {"split-cifar100": {"ridge": 200.0}}}
+TUNED: dict[str, dict[str, dict[str, Any]]] = {}
 """Options by method and benchmark where the usual ones are not the best; chosen by `sketchogd reproduce ridges`."""
 
 Names = Sequence[str] | None

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..batches import Output
 from ..parameters import ProtectedParameters
 from ..projector import Projector
+from ..sketch import Sketch
 
 REGISTRY: dict[str, type["Memory"]] = {}
 """Every memory by its name, which is how files refer to it."""
@@ -52,6 +53,11 @@ class Memory(ABC):
     def separate(self) -> bool:
         """Whether a projector stays valid when the memory observes more."""
 
+    @property
+    def anchored(self) -> bool:
+        """Whether its projectors are anchored, so that a copy of the weights is kept whatever `every` is."""
+        return False
+
     @abstractmethod
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """Allocate for these parameters. `output` is the scalar to remember; None means the memory's own default."""
@@ -80,8 +86,30 @@ class Memory(ABC):
         """
 
     @abstractmethod
+    def sketches(self) -> Iterator[tuple[str, Sketch]]:
+        """Every sketch by its name in files."""
+
+    @abstractmethod
+    def skip(self, examples: int) -> None:
+        """Say that other processes of a group observe the next examples, and that sums will bring them here."""
+
+    @abstractmethod
     def merge(self, other: Any) -> None:
-        """Take over what another memory of the same model remembers."""
+        """Take over what another memory of the same model remembers: all of it or, when an error is raised, nothing.
+
+        Raises ValueError, with the reason, for memories that were not made to be merged. A projector made before is no
+        longer valid; `Protection.merge` sees to that.
+        """
+
+    def require_same_model(self, other: Any) -> None:
+        """Raise ValueError unless `other` is a memory of this kind of the same parameters."""
+        if type(other) is not type(self):
+            raise ValueError(f"a memory of kind {type(other).__name__} cannot be merged into a {type(self).__name__}")
+        if other.parameters.describe() != self.parameters.describe():
+            raise ValueError(
+                f"the two memories are of different models: {other.parameters.p:,} parameters in "
+                f"{len(other.parameters)} tensors there, {self.parameters.p:,} in {len(self.parameters)} here"
+            )
 
     @abstractmethod
     def held(self) -> Iterator[Held]:

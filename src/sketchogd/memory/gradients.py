@@ -23,19 +23,26 @@ class GradientMemory(Memory):
 
     The basis stands in the sketch's own memory, and is used up by the next observe. With `basis_dtype` (float32,
     "bfloat16", …) or `offload` (the device that holds the sketch, "cpu") the projector has a basis of its own on the
-    model's device: training can then go on with the old basis while new examples are observed.
+    model's device: training can then go on with the old basis while new examples are observed. A memory that would
+    take more than `limit` bytes in this process is refused.
     """
 
     name = "gradients"
 
     def __init__(
-        self, sketch: Sketch, *, basis_dtype: torch.dtype | str | None = None, offload: str | None = None
+        self,
+        sketch: Sketch,
+        *,
+        basis_dtype: torch.dtype | str | None = None,
+        offload: str | None = None,
+        limit: int | None = None,
     ) -> None:
         if not isinstance(sketch, Sketch):
             raise TypeError(f"expected a sketch such as so.ProductSketch(600), got {sketch!r}")
         self.sketch = sketch
         self.basis_dtype = None if basis_dtype is None else _dtype(basis_dtype)
         self.offload = offload
+        self.limit = limit
         self._basis: Tensor | None = None
         self._gram_inverse: Tensor | None = None
 
@@ -49,16 +56,27 @@ class GradientMemory(Memory):
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; the default output is the true logit."""
         self.parameters = parameters
+        needed = self.cost(parameters)
+        if self.limit is not None and needed > self.limit:
+            raise ValueError(
+                f"{self.sketch!r} takes {needed:,} bytes in a process, its limit is {self.limit:,}. Choose a "
+                f"smaller rank, or split it over at least {-(-needed // self.limit)} times as many processes: "
+                "so.protect(..., shard=True) under torchrun"
+            )
         self.signals = GradientSignals(parameters, output or true_logit)
-        self.sketch.bind(parameters.p, parameters.dtype, self.offload or parameters.device)
+        self.sketch.bind(parameters.p, parameters.dtype, self.offload or parameters.device, parameters.columns)
 
     def cost(self, parameters: ProtectedParameters) -> int:
-        """The sketch, and the basis where that is separate."""
-        bytes_ = self.sketch.cost(parameters.p, parameters.dtype.itemsize)
+        """The sketch, and the basis where that is separate; of split ones the largest part that a process has."""
+        p, itemsize, width = parameters.p, parameters.dtype.itemsize, parameters.columns.widest
+        bytes_ = self.sketch.cost(p, itemsize)
+        if width < p:
+            column = bytes_ - self.sketch.cost(p - 1, itemsize)
+            bytes_ -= column * (p - width)
         if self.separate:
             rank = self.sketch.settings().get("rank", 0) + self.sketch.settings().get("corank", 0)
             dtype = self.basis_dtype or parameters.dtype
-            bytes_ += rank * parameters.p * dtype.itemsize + rank * rank * parameters.dtype.itemsize
+            bytes_ += rank * width * dtype.itemsize + rank * rank * itemsize
         return bytes_
 
     def observe(self, inputs: Any, targets: Any) -> None:
@@ -66,6 +84,7 @@ class GradientMemory(Memory):
         require_finite(self.signals, inputs, targets)
         for rows in self.signals.chunks(inputs, targets):
             self.sketch.observe(rows)
+            del rows  # or it would stay while the next chunk is made
         self.examples += batch_size(inputs)
 
     def end_task(self) -> None:
@@ -76,12 +95,12 @@ class GradientMemory(Memory):
         """See `Memory`."""
         B = self.sketch.basis()
         if not self.separate:
-            return BasisProjector(B)
+            return BasisProjector(B, columns=self.parameters.columns)
         self._basis = B.to(device=self.parameters.device, dtype=self.basis_dtype or B.dtype, copy=True)
         if self._basis.dtype != self.parameters.dtype:
-            K = gram(self._basis)
+            K = self.parameters.columns.total(gram(self._basis))
             self._gram_inverse = torch.linalg.inv(K).to(self.parameters.dtype)
-        return BasisProjector(self._basis, gram_inverse=self._gram_inverse)
+        return BasisProjector(self._basis, gram_inverse=self._gram_inverse, columns=self.parameters.columns)
 
     def sensitivity(self) -> float | None:
         """c = √(E/n), E = Tr(M − M̂) bounding the energy that the basis leaves out (`left_out`), n examples observed.
@@ -100,8 +119,22 @@ class GradientMemory(Memory):
             return None
         return (left / self.sketch.count) ** 0.5 if self.sketch.count else 0.0
 
+    def sketches(self) -> Iterator[tuple[str, Sketch]]:
+        """See `Memory`."""
+        yield "sketch", self.sketch
+
+    def skip(self, examples: int) -> None:
+        """See `Memory`; an example is a row."""
+        self.sketch.skip(examples)
+        self.examples += examples
+
+    def counted(self, examples: int) -> None:
+        """Say that the gradients of so many examples were given to the sketch itself."""
+        self.examples += examples
+
     def merge(self, other: "GradientMemory") -> None:
         """See `Memory`."""
+        self.require_same_model(other)
         self.sketch.merge(other.sketch)
         self.examples += other.examples
 
@@ -112,8 +145,11 @@ class GradientMemory(Memory):
             "factor": "restores the sketch from its basis",
             "values": "estimated eigenvalues",
         }
+        width, p = self.parameters.columns.width, self.parameters.p
+        split = f"; {width:,} of {p:,} columns in this process" if width < p else ""
         for name, tensor in self.sketch.tensors().items():
-            yield Held(f"sketch.{name}", purposes.get(name, "stored by the sketch"), tensor)
+            purpose = purposes.get(name, "stored by the sketch") + (split if name == "rows" else "")
+            yield Held(f"sketch.{name}", purpose, tensor)
         if self._basis is not None:
             yield Held("basis", "orthonormal rows that updates are projected on", self._basis)
         if self._gram_inverse is not None:

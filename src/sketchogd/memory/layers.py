@@ -6,7 +6,7 @@ E[(δ δᵀ) ⊗ (a aᵀ)], which is approximated by E[δ δᵀ] ⊗ E[a aᵀ], 
 Parameters of no layer (norms, free parameters, recurrent cells) get a small sketch of their gradients.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor
 from ..batches import Output, batch_size, call, evaluating, every_logit, logits_of
 from ..errors import NonFiniteError, StorageError
 from ..parameters import ProtectedParameters
-from ..projector import BasisProjector, LayerProjector, LayersProjector, soft_weights
+from ..products import Product, products_of
+from ..projector import BasisProjector, LayerProjector, LayersProjector, Pull, soft_weights
 from ..signals import GradientSignals, deltas_of, sign_rows
 from ..sketch import REGISTRY as SKETCHES
 from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch
@@ -27,6 +28,9 @@ from .base import Held, Memory
 from .gradients import load_sketch, require_finite, sketch_diagnostics
 
 Rank = int | Mapping[str, int]
+
+STRENGTH = 3.0
+"""The usual weight of remembered logits against a new task's loss: see `LayerSketch`."""
 
 
 @dataclass
@@ -49,10 +53,16 @@ class LayerSketch(Memory):
     """Layer memory: a sketch of the inputs and one of the output sensitivities of every layer.
 
     `rank`: rows of each sketch, a number or {layer name or glob: number}; a factor with d <= rank keeps its exact
-    second moment. `ridge`: how soft the projector is, α = λδλa / (λδλa + ridge · mean); 0 is hard. `energy` < 1 drops
-    the smallest products that hold less than the rest of the energy. `outputs=False` keeps inputs only and protects
-    every output direction; with ridge=0 and energy=0.99 that is GPM, streaming. `rest`: rank of the gradient sketch
-    of the parameters that belong to no layer (default: a quarter of the rank, between 4 and 64).
+    second moment. `outputs=False` keeps inputs only and protects every output direction. `rest`: rank of the gradient
+    sketch of the parameters that belong to no layer (default: a quarter of the rank, between 4 and 64).
+
+    There are two ways to protect. By default weights are pulled back to where they were when the projector was made
+    (their anchor, one more copy of the weights): training then descends on the new loss + `strength`/2 · the mean
+    square change of remembered logits, summed over tasks, which is a balance that needs no tuning for each problem.
+    `damping` adds that share of the mean sensitivity to every output direction, for what later layers may come to
+    read there. With `ridge`, instead, each displacement is shrunk once, α = λδλa / (λδλa + ridge · mean): 0 is a hard
+    projection, larger is softer. `energy` < 1 drops the smallest products, which hold less than the rest of the
+    energy; with ridge=0, energy=0.99 and outputs=False that is GPM, streaming.
     """
 
     name = "layers"
@@ -61,7 +71,9 @@ class LayerSketch(Memory):
         self,
         rank: Rank,
         *,
-        ridge: float = 0.05,
+        ridge: float | None = None,
+        strength: float | None = None,
+        damping: float = 1.0,
         outputs: bool = True,
         sketch: type[Sketch] = ProductSketch,
         seed: int = 0,
@@ -71,12 +83,22 @@ class LayerSketch(Memory):
         ranks = rank.values() if isinstance(rank, Mapping) else [rank]
         if not ranks or any(isinstance(r, bool) or not isinstance(r, int) or r < 1 for r in ranks):
             raise ValueError(f"rank is a positive integer, or one for each layer by name or glob; got {rank!r}")
-        if not ridge >= 0:
+        if ridge is not None and strength is not None:
+            raise ValueError(
+                "ridge= is for a fixed soft projection, strength= for a pull to the anchor; give one of them"
+            )
+        if ridge is not None and not ridge >= 0:
             raise ValueError(f"ridge is a number >= 0 (0 projects hard); got {ridge!r}")
+        if not (strength is None or strength > 0) or not damping >= 0:
+            raise ValueError(f"strength is a number > 0 and damping one >= 0; got {strength!r} and {damping!r}")
         if not 0 < energy <= 1:
             raise ValueError(f"energy is a share in (0, 1]; got {energy!r}")
         self.rank = rank
-        self.ridge = float(ridge)
+        self.ridge = None if ridge is None else float(ridge)
+        self.strength = (STRENGTH if strength is None else float(strength)) if ridge is None else None
+        self.damping = float(damping)
+        self.tasks = 0
+        self.logits = 0
         self.outputs = outputs
         self.sketch = sketch
         self.seed = seed
@@ -97,7 +119,8 @@ class LayerSketch(Memory):
     def settings(self) -> dict[str, Any]:
         """The settings as plain data."""
         rank = dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
-        plain = {"rank": rank, "ridge": self.ridge, "outputs": self.outputs, "sketch": self.sketch.name}
+        plain: dict[str, Any] = {"rank": rank, "ridge": self.ridge, "strength": self.strength, "damping": self.damping}
+        plain |= {"outputs": self.outputs, "sketch": self.sketch.name}
         return {**plain, "seed": self.seed, "energy": self.energy, "rest": self.rest}
 
     def __repr__(self) -> str:
@@ -184,34 +207,57 @@ class LayerSketch(Memory):
 
     def observe(self, inputs: Any, targets: Any) -> None:
         """See `Memory`. One forward pass and, for the sensitivities, one backward pass a logit."""
-        model, seed = self.parameters.model, derive_seed(self.seed, "signs", self.examples)
-        layers = [pair.layer for pair in self.pairs.values()]
-        with evaluating(model):
-            result, uses = record(layers, lambda: call(model, inputs))
-            deltas = []
-            if self.outputs and uses:
-                deltas = deltas_of(result, targets, [use.edge for use in uses], self.output, seed)
-            rest_targets = targets
-            if self.output is every_logit:
-                rest_targets = next(sign_rows(logits_of(result).detach(), 1, derive_seed(seed, "rest")))
-            del result
-        self._require_finite(uses, deltas, inputs)
+        uses, deltas, rest_targets = self._read(inputs, targets)
+        products, seen = None, []
+        sketches = {(name, part): sketch for name, pair in self.pairs.items() for part, sketch in pair.sketches()}
+        if all(Product.possible(sketch) for sketch in sketches.values()):
+            products = products_of(uses, deltas, sketches)
+            if products is None:
+                uses, deltas, rest_targets = self._read(inputs, targets)
+        if products is None:
+            # A sketch of another kind, or numbers that are not finite or that float32 cannot square: row by row.
+            seen = list(deltas)
+            self._require_finite(uses, seen, inputs)
         if self.rest_signals is not None and self.rest_sketch is not None:
             require_finite(self.rest_signals, inputs, rest_targets)
             # The rest comes first: a single chunk is checked by its sketch, and nothing else has changed by then.
             for rows in self.rest_signals.chunks(inputs, rest_targets):
                 self.rest_sketch.observe(rows)
+        if products is None:
+            self._observe_rows(uses, seen)
+        else:
+            for product in products:
+                product.commit()
+        for use in uses:
+            counts = self.pairs[use.layer.name].counts
+            if counts is not None:
+                counts += torch.bincount(use.input.flatten(), minlength=len(counts))
+        self.examples += batch_size(inputs)
+
+    def _read(self, inputs: Any, targets: Any) -> tuple[list[Use], Iterator[Sequence[Tensor]], Any]:
+        """The uses of the layers, the sensitivities of one scalar after the other, and targets for the rest."""
+        model, seed = self.parameters.model, derive_seed(self.seed, "signs", self.examples)
+        with evaluating(model):
+            result, uses = record([pair.layer for pair in self.pairs.values()], lambda: call(model, inputs))
+        deltas: Iterator[Sequence[Tensor]] = iter(())
+        if self.outputs and uses:
+            deltas = deltas_of(result, targets, [use.edge for use in uses], self.output, seed)
+        self.logits = 1
+        if self.output is every_logit:
+            self.logits = logits_of(result)[0].numel()
+            targets = next(sign_rows(logits_of(result).detach(), 1, derive_seed(seed, "rest")))
+        return uses, deltas, targets
+
+    def _observe_rows(self, uses: list[Use], deltas: list[Sequence[Tensor]]) -> None:
+        """The slow twin of `products_of`, for every kind of sketch."""
         dtype = self.parameters.dtype
         for i, use in enumerate(uses):
             pair = self.pairs[use.layer.name]
-            if pair.counts is not None:
-                pair.counts += torch.bincount(use.input.flatten(), minlength=len(pair.counts))
-            elif pair.inputs is not None:
+            if pair.inputs is not None:
                 pair.inputs.observe(input_rows(use, dtype))
             seen = [sensitivity_rows(use, delta[i], dtype) for delta in deltas if delta[i] is not None]
             if pair.outputs is not None and seen:
                 pair.outputs.observe(torch.cat(seen))
-        self.examples += batch_size(inputs)
 
     def _require_finite(self, uses: list[Use], deltas: list[Any], inputs: Any) -> None:
         b = batch_size(inputs)
@@ -230,8 +276,21 @@ class LayerSketch(Memory):
 
     def end_task(self) -> None:
         """See `Memory`."""
+        self.tasks += 1
         for _, sketch in self._sketches():
             sketch.end_task()
+
+    def sketches(self) -> Iterator[tuple[str, Sketch]]:
+        """See `Memory`."""
+        return self._sketches()
+
+    def skip(self, examples: int) -> None:
+        """See `Memory`; the combinations of logits that are sketched follow the number of the example."""
+        self.examples += examples
+
+    def has_logits(self, logits: int) -> None:
+        """Say how many logits an example has, for a process that has seen none."""
+        self.logits = logits
 
     def _sketches(self) -> Iterator[tuple[str, Sketch]]:
         for name, pair in self.pairs.items():
@@ -254,14 +313,34 @@ class LayerSketch(Memory):
             if projector is not None:
                 layers[name] = projector
         rest: BasisProjector | None = None
+        rest_pull: Tensor | None = None
         rest_indices: tuple[int, ...] = ()
         if self.rest_parameters is not None and self.rest_sketch is not None:
             rest_indices = tuple(index[id(t)] for t in self.rest_parameters.tensors)
             values, B = self.rest_sketch.spectrum()
             if len(values):
-                alpha = soft_weights(values, self.ridge, self.rest_sketch.energy / self.rest_parameters.p).to(B.dtype)
-                rest = BasisProjector(B, None if self.ridge == 0 else alpha)
-        return LayersProjector(self.parameters, layers, places, rest, rest_indices)
+                if self.ridge is None:
+                    rest, rest_pull = BasisProjector(B), (self._weight * values).to(B.dtype)
+                else:
+                    mean = self.rest_sketch.energy / self.rest_parameters.p
+                    alpha = soft_weights(values, self.ridge, mean).to(B.dtype)
+                    rest = BasisProjector(B, None if self.ridge == 0 else alpha)
+        return LayersProjector(self.parameters, layers, places, rest, rest_indices, self.anchored, rest_pull)
+
+    @property
+    def anchored(self) -> bool:
+        """See `Memory`."""
+        return self.ridge is None
+
+    @property
+    def _weight(self) -> float:
+        """What a square change of one logit of one example weighs: strength · tasks over (logits · examples).
+
+        The mean square change of a task's logits then weighs `strength`, and every task as much as any other; where no
+        task was ever ended, all examples are one.
+        """
+        assert self.strength is not None
+        return self.strength * max(1, self.tasks) / (max(1, self.logits) * max(1, self.examples))
 
     def sensitivity(self) -> None:
         """None: `theory.layer_change_bound` is in terms of what the optimizer proposed, and counts unseen pairs."""
@@ -278,21 +357,32 @@ class LayerSketch(Memory):
         mean = trace / pair.layer.width
         if pair.outputs is not None:
             mean *= pair.outputs.energy / pair.layer.fan_out
+        if self.ridge is None:
+            rows = trace if pair.counts is not None else pair.inputs.count  # type: ignore[union-attr]
+            everywhere = 0.0 if pair.outputs is None else self.damping * pair.outputs.energy / pair.layer.fan_out
+            pull = Pull(self._weight / max(1, rows), everywhere)
+            return LayerProjector(V_a, input_values, V_d, output_values, 0.0, mean, pull=pull)
         return LayerProjector(V_a, input_values, V_d, output_values, self.ridge, mean, self.energy)
 
     # ---------------------------------------------------------------- bytes and state
 
     def merge(self, other: "LayerSketch") -> None:
         """See `Memory`."""
+        self.require_same_model(other)
         if other.settings() != self.settings() or list(other.pairs) != list(self.pairs):
             raise ValueError(f"{other!r} cannot be merged into {self!r}: settings and layers must be equal")
-        for (_, mine), (_, theirs) in zip(self._sketches(), other._sketches(), strict=True):
+        sketches = list(zip(self.sketches(), other.sketches(), strict=True))
+        for (_, mine), (_, theirs) in sketches:
+            mine.require_mergeable(theirs)
+        for (_, mine), (_, theirs) in sketches:
             mine.merge(theirs)
         for name, pair in self.pairs.items():
             counts = other.pairs[name].counts
             if pair.counts is not None and counts is not None:
                 pair.counts += counts.to(pair.counts.device)
         self.examples += other.examples
+        self.tasks += other.tasks
+        self.logits = max(self.logits, other.logits)
 
     def held(self) -> Iterator[Held]:
         """See `Memory`."""
@@ -313,7 +403,8 @@ class LayerSketch(Memory):
 
     def state_dict(self) -> dict[str, Any]:
         """See `Memory`."""
-        meta: dict[str, Any] = {"memory": self.name, "settings": self.settings(), "examples": self.examples}
+        meta: dict[str, Any] = {"memory": self.name, "settings": self.settings()}
+        meta |= {"examples": self.examples, "tasks": self.tasks, "logits": self.logits}
         tensors: dict[str, Tensor] = {}
         meta["sketches"] = {}
         for name, sketch in self._sketches():
@@ -342,7 +433,7 @@ class LayerSketch(Memory):
                     raise StorageError(f"the counts of embedding {name!r} are missing or of another size")
                 pair.counts.copy_(counts)
         self.pairs, self.rest_sketch = trial.pairs, trial.rest_sketch
-        self.examples = int(meta["examples"])
+        self.examples, self.tasks, self.logits = (int(meta[key]) for key in ("examples", "tasks", "logits"))
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any]) -> "LayerSketch":

@@ -8,12 +8,14 @@ memory twice; S = R B with R (m, r) small, so S is overwritten by B and R is kep
 S = R B. So **a basis is a view that is valid until the next observe, merge or load**.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..columns import Columns, Whole
 from ..errors import NonFiniteError
 from ..linalg import restore_, squared_norm
 
@@ -40,6 +42,12 @@ class Sketch(ABC):
     """How many rows were observed."""
     energy: float = 0.0
     """Σ ‖v‖² over them, the trace of the second moment."""
+    offset: int = 0
+    """How many rows before the next one are in other processes' sketches, to be summed with this one."""
+    exponent: int | None = None
+    """What is kept is times 4^(-exponent), where squares of rows could overflow."""
+    columns: Columns
+    """Which of the d columns are here: all, unless the sketch is split over processes."""
 
     # ---------------------------------------------------------------- settings
 
@@ -66,8 +74,18 @@ class Sketch(ABC):
 
     # ---------------------------------------------------------------- life
 
-    def bind(self: Self, d: int, dtype: torch.dtype = torch.float32, device: torch.device | str | int = "cpu") -> Self:
-        """Allocate for rows of length d; returns the sketch itself. A sketch is bound once."""
+    def bind(
+        self: Self,
+        d: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | int = "cpu",
+        columns: Columns | None = None,
+    ) -> Self:
+        """Allocate for rows of length d; returns the sketch itself. A sketch is bound once.
+
+        With `columns` only these of the d are kept here, `observe` takes only these, and all processes that hold
+        columns call every method together.
+        """
         if self.d:
             raise ValueError(f"this {type(self).__name__} is bound to rows of length {self.d}; make a fresh() one")
         if d < 1:
@@ -75,6 +93,7 @@ class Sketch(ABC):
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"a sketch is kept in float32 or float64; got {dtype}")
         self.d, self.dtype, self.device = int(d), dtype, torch.device(device)
+        self.columns = columns or Whole(self.d)
         self._allocate()
         return self
 
@@ -84,21 +103,26 @@ class Sketch(ABC):
         Raises ValueError for another shape and NonFiniteError, naming the rows, for NaN or infinity.
         """
         self._require_bound()
-        if rows.ndim != 2 or rows.shape[1] != self.d:
-            raise ValueError(f"expected rows of shape (b, {self.d}), got {tuple(rows.shape)}; one row an example")
+        width = self.columns.width
+        if rows.ndim != 2 or rows.shape[1] != width:
+            raise ValueError(f"expected rows of shape (b, {width}), got {tuple(rows.shape)}; one row an example")
         if len(rows) == 0:
             return
         rows = rows.detach().to(device=self.device, dtype=self.dtype)
-        largest = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1)
-        if not bool(largest.isfinite().all()):
-            bad = (~largest.isfinite()).nonzero().flatten().tolist()
+        # One pass; NaN and infinity show in it.
+        low, high = torch.stack(rows.aminmax()).tolist() if width else (0.0, 0.0)
+        largest = self.columns.largest(max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf)
+        if largest == math.inf:
+            bad = self.columns.total((~rows.isfinite()).any(1).int()).nonzero().flatten().tolist()
             raise NonFiniteError(
                 f"rows {_shortened(bad)} of {len(rows)} contain NaN or infinity; nothing was observed. "
                 "Leave these examples out, or look for a division by zero in the model",
                 bad,
             )
         energy = squared_norm(rows)
-        self._update(rows, float(largest.max()))
+        if width < self.d:
+            energy = float(self.columns.total(torch.tensor(energy, dtype=torch.float64, device=self.device)))
+        self._update(rows, largest)
         self.count += len(rows)
         self.energy += energy
 
@@ -123,6 +147,14 @@ class Sketch(ABC):
 
         Raises ValueError when the two were not made to be merged.
         """
+        self.require_mergeable(other)
+        if other.count:
+            self._absorb(other)
+            self.count += other.count
+            self.energy += other.energy
+
+    def require_mergeable(self, other: "Sketch") -> None:
+        """Raise ValueError, with the reason, when `other` cannot be merged into this one."""
         self._require_bound()
         if type(other) is not type(self) or (other.d, other.dtype) != (self.d, self.dtype):
             raise ValueError(
@@ -130,10 +162,38 @@ class Sketch(ABC):
                 f"into {self!r} on rows of length {self.d} ({self.dtype})"
             )
         self._check_mergeable(other)
-        if other.count:
-            self._absorb(other)
-            self.count += other.count
-            self.energy += other.energy
+
+    # ---------------------------------------------------------------- sums over processes
+
+    def summand(self) -> Tensor | None:
+        """The tensor, restored, whose sum over sketches is the sketch of all their rows; None where they do not add up.
+
+        Sums need one common `exponent`, and draws that belong to different rows: see `skip`.
+        """
+        return None
+
+    def skip(self, rows: int) -> None:
+        """Say that other processes observe the next `rows` rows: no draw that belongs to them is used here."""
+        self.offset += rows
+
+    def set_aside(self) -> None:
+        """Forget what was observed, but not how much: another process has it, and sums will bring it back."""
+        S = self.summand()
+        assert S is not None
+        S.zero_()
+        self.offset, self.count = self.offset + self.count, 0
+        self.energy, self.exponent = 0.0, None
+
+    def scale_to(self, exponent: int | None) -> None:
+        """Bring the summand to another exponent, at least its own."""
+        S = self.summand()
+        if S is not None and exponent is not None and self.exponent is not None:
+            S.mul_(4.0 ** max(self.exponent - exponent, -500))
+        self.exponent = exponent
+
+    def summed(self, count: int, energy: float) -> None:
+        """Take the numbers that belong to a summand that was summed over processes."""
+        self.count, self.energy, self.offset = count, energy, 0
 
     # ---------------------------------------------------------------- bytes and state
 
@@ -268,7 +328,8 @@ class FactoredSketch(Sketch):
 
     def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         rows = tensors["rows"]
-        if rows.ndim != 2 or rows.shape[1] != self.d or (not self.grows and rows.shape != self.rows.shape):
+        wrong = rows.ndim != 2 or rows.shape[1] != self.columns.width
+        if wrong or (not self.grows and rows.shape != self.rows.shape):
             raise ValueError(f"the state's rows have shape {tuple(rows.shape)}, expected {tuple(self.rows.shape)}")
         factor, values = tensors.get("factor"), tensors.get("values")
         if (factor is None) != (values is None) or (

@@ -53,7 +53,7 @@ class BufferedSketch(FactoredSketch):
         return cls(rank)
 
     def _allocate(self) -> None:
-        self.rows = torch.zeros(self.rank + self.buffer, self.d, dtype=self.dtype, device=self.device)
+        self.rows = torch.zeros(self.rank + self.buffer, self.columns.width, dtype=self.dtype, device=self.device)
 
     def _filled(self) -> Tensor:
         return self.rows[: self.filled]
@@ -69,7 +69,7 @@ class BufferedSketch(FactoredSketch):
             self.filled += len(head)
 
     def _compress(self) -> None:
-        R = orthonormalise_(self._filled())
+        R = orthonormalise_(self._filled(), self.columns.total)
         squares = self._shrunk(R.square().sum(0))
         self.filled = int((squares > 0).sum())
         self.rows[: self.filled] *= squares[: self.filled, None].sqrt().to(self.dtype)
@@ -78,7 +78,7 @@ class BufferedSketch(FactoredSketch):
     def _factorise(self) -> tuple[Tensor, Tensor]:
         if self.filled > self.rank:
             self._compress()
-        R = orthonormalise_(self._filled())
+        R = orthonormalise_(self._filled(), self.columns.total)
         return R, R.square().sum(0)
 
     def _check_mergeable(self, other: "BufferedSketch") -> None:

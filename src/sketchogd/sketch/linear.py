@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import gram, nystrom, orthonormal_coordinates, polish_, transform_, whiten
-from ..testmatrix import Gaussian, Identity, SparseSign, TestMatrix, derive_seed, named_test_matrix, normal
+from ..testmatrix import Gaussian, Identity, SparseSign, TestMatrix, derive_seed, named_test_matrix, normal_rows
 from .base import FactoredSketch, largest_rank, positive
 
 
@@ -61,20 +61,28 @@ class GradientSketch(FactoredSketch):
         return {"merged_seeds": list(self.merged_seeds)}  # whose draws are in Y
 
     def _allocate(self) -> None:
-        self.rows = torch.zeros(min(self.rank, self.d), self.d, dtype=self.dtype, device=self.device)
+        self.rows = torch.zeros(min(self.rank, self.d), self.columns.width, dtype=self.dtype, device=self.device)
+
+    def summand(self) -> Tensor:
+        """Y."""
+        self._open()
+        return self.rows
+
+    def mixing(self, G: Tensor, largest: float, ahead: int = 0) -> Tensor:
+        """Ω_bᵀ (k, b), with which Y += Ω_bᵀ G, for rows that `ahead` others come before."""
+        # Row n of the stream draws from (seed, n): nothing to store, and no draw is ever used twice.
+        row = self.offset + self.count + ahead
+        return normal_rows(row, len(G), len(self.rows), self.seed, self.dtype, self.device).T
 
     def _update(self, rows: Tensor, largest: float) -> None:
         self._open()
-        # Row n of the stream draws from (seed, n): nothing to store, and no draw is ever used twice.
-        shape = (len(rows), len(self.rows))
-        omega = normal(shape, derive_seed(self.seed, "row", self.count), self.dtype, self.device)
-        self.rows.addmm_(omega.T, rows)
+        self.rows.addmm_(self.mixing(rows, largest), rows)
 
     def _factorise(self) -> tuple[Tensor, Tensor]:
-        T, R = whiten(gram(self.rows))
+        T, R = whiten(self.columns.total(gram(self.rows)))
         transform_(self.rows, T)
         values = R.square().sum(0) / len(self.rows)
-        return R @ polish_(self.rows[: len(T)], T), values
+        return R @ polish_(self.rows[: len(T)], T, self.columns.total), values
 
     def _check_mergeable(self, other: "GradientSketch") -> None:
         if other.rank != self.rank:
@@ -141,23 +149,40 @@ class ProductSketch(FactoredSketch):
 
     def _allocate(self) -> None:
         k = min(self.rank, self.d)
-        self.rows = torch.zeros(k, self.d, dtype=self.dtype, device=self.device)
-        self.omega = _bound(self.test_matrix, self.d, k, derive_seed(self.seed, "omega"), self.dtype, self.device)
+        self.rows = torch.zeros(k, self.columns.width, dtype=self.dtype, device=self.device)
+        self.omega = _bound(self, k, "omega")
+
+    def summand(self) -> Tensor:
+        """Y · 4^(-exponent)."""
+        self._open()
+        return self.rows
+
+    def mixing(self, G: Tensor, largest: float, ahead: int = 0) -> Tensor:
+        """(G Ω)ᵀ (k, b) to scale, with which Y += (G Ω)ᵀ G; G has all d columns, `largest` is that of all processes."""
+        self._open()
+        self.exponent = _rescale_(self.rows, self.exponent, largest)
+        return _scaled(self.omega.whole(self.dtype, self.device).apply(G), self.exponent).T
 
     def _update(self, rows: Tensor, largest: float) -> None:
         self._open()
         G = rows
         self.exponent = _rescale_(self.rows, self.exponent, largest)
-        self.rows.addmm_(_scaled(self.omega.apply(G), self.exponent).T, G)
+        self.rows.addmm_(_scaled(self.columns.total(self.omega.apply(G)), self.exponent).T, G)
+
+    def add_product(self, product: Tensor, count: int, energy: float) -> None:
+        """Observe a batch of `count` rows of which Ωᵀ M (k, d) and the trace of M are known, in place of the rows."""
+        self._open()
+        self.exponent = _added_scaled_(self.rows, self.exponent, product, 0)
+        self.count += count
+        self.energy += energy
 
     def _factorise(self) -> tuple[Tensor, Tensor]:
         Y = self.rows
-        C = self.omega.apply(Y, torch.float64)
-        T, R = whiten(gram(Y))
-        values, Z = nystrom(C, R)
-        transform_(Y, Z.T @ T)
-        R = R @ Z @ polish_(Y[: len(T)], T)
-        return R, _unscaled(values, self.exponent)
+        T, R = whiten(self.columns.total(gram(Y)))
+        values, Z = nystrom(self.columns.total(self.omega.apply(Y, torch.float64)), R)
+        T, R = Z.T @ T, R @ Z
+        transform_(Y, T)
+        return R @ polish_(Y[: len(T)], T, self.columns.total), _unscaled(values, self.exponent)
 
     def _check_mergeable(self, other: "ProductSketch") -> None:
         _require_same_settings(self, other)
@@ -223,21 +248,32 @@ class SymmetricSketch(FactoredSketch):
 
     def _allocate(self) -> None:
         k, corank = min(self.rank, self.d), min(self.corank, self.d)
-        self.rows = torch.zeros(k + corank, self.d, dtype=self.dtype, device=self.device)
-        self.omega = _bound(self.test_matrix, self.d, k, derive_seed(self.seed, "omega"), self.dtype, self.device)
-        self.psi = _bound(self.test_matrix, self.d, corank, derive_seed(self.seed, "psi"), self.dtype, self.device)
+        self.rows = torch.zeros(k + corank, self.columns.width, dtype=self.dtype, device=self.device)
+        self.omega, self.psi = _bound(self, k, "omega"), _bound(self, corank, "psi")
+
+    def summand(self) -> Tensor:
+        """Y and W, one below the other, times 4^(-exponent)."""
+        self._open()
+        return self.rows
+
+    def mixing(self, G: Tensor, largest: float, ahead: int = 0) -> Tensor:
+        """[(G Ω)ᵀ; (G Ψᵀ)ᵀ] to scale, for G with all d columns; `largest` is that of all processes."""
+        self._open()
+        self.exponent = _rescale_(self.rows, self.exponent, largest)
+        parts = [matrix.whole(self.dtype, self.device).apply(G) for matrix in (self.omega, self.psi)]
+        return _scaled(torch.cat(parts, dim=1), self.exponent).T
 
     def _update(self, rows: Tensor, largest: float) -> None:
         self._open()
         G = rows
         self.exponent = _rescale_(self.rows, self.exponent, largest)
         Y, W = self.rows.split([self.omega.k, self.psi.k])
-        Y.addmm_(_scaled(self.omega.apply(G), self.exponent).T, G)
-        W.addmm_(_scaled(self.psi.apply(G), self.exponent).T, G)
+        Y.addmm_(_scaled(self.columns.total(self.omega.apply(G)), self.exponent).T, G)
+        W.addmm_(_scaled(self.columns.total(self.psi.apply(G)), self.exponent).T, G)
 
     def _factorise(self) -> tuple[Tensor, Tensor]:
-        S_psi = self.psi.apply(self.rows, torch.float64)
-        to_E, from_E = whiten(gram(self.rows))
+        S_psi = self.columns.total(self.psi.apply(self.rows, torch.float64))
+        to_E, from_E = whiten(self.columns.total(gram(self.rows)))
         Y, W = from_E.split([self.omega.k, self.psi.k])  # coordinates of the paper's Yᵀ and W in E
 
         Q = orthonormal_coordinates(Y)
@@ -251,8 +287,9 @@ class SymmetricSketch(FactoredSketch):
         rest = torch.linalg.svd(basis, full_matrices=True)[2][len(basis) :]
         turn = torch.cat([basis, rest])
 
-        transform_(self.rows, turn @ to_E)
-        R = from_E @ turn.T @ polish_(self.rows[: len(turn)], to_E)
+        to_E, from_E = turn @ to_E, from_E @ turn.T
+        transform_(self.rows, to_E)
+        R = from_E @ polish_(self.rows[: len(turn)], to_E, self.columns.total)
         return R, _unscaled(values.flip(0).clamp_min(0), self.exponent)
 
     def _check_mergeable(self, other: "SymmetricSketch") -> None:
@@ -305,8 +342,10 @@ def _unscaled(values: Tensor, exponent: int | None) -> Tensor:
 # ---------------------------------------------------------------- settings
 
 
-def _bound(choice: TestMatrix, d: int, k: int, seed: int, dtype: torch.dtype, device: torch.device) -> TestMatrix:
-    return (Identity() if k == d else choice).bind(d, k, seed, dtype, device)
+def _bound(sketch: "ProductSketch | SymmetricSketch", k: int, name: str) -> TestMatrix:
+    """The sketch's test matrix of k columns, drawn from its seed and a name."""
+    choice = Identity() if k == sketch.d else sketch.test_matrix
+    return choice.bind(sketch.d, k, derive_seed(sketch.seed, name), sketch.dtype, sketch.device, sketch.columns)
 
 
 def _plain(choice: TestMatrix) -> dict[str, Any]:

@@ -49,7 +49,14 @@ class SecondMoment(Sketch):
         return self.d
 
     def _allocate(self) -> None:
+        if self.columns.width != self.d:
+            raise ValueError("a second moment is for short rows and is not split by columns; use ProductSketch")
         self.matrix = torch.zeros(self.d, self.d, dtype=self.dtype, device=self.device)
+
+    def summand(self) -> Tensor:
+        """M."""
+        self._open()
+        return self.matrix
 
     def _dense(self) -> Tensor:
         """M · 4^(-exponent), in float64 from the eigenpairs or the matrix itself."""
@@ -68,6 +75,13 @@ class SecondMoment(Sketch):
         self.exponent = _rescale_(self.matrix, self.exponent, largest)
         G = _scaled(rows, self.exponent, power=1)
         self.matrix.addmm_(G.T, G)
+
+    def add_product(self, product: Tensor, count: int, energy: float) -> None:
+        """Observe a batch of `count` rows of which the moment (d, d) and its trace are known, in place of the rows."""
+        self._open()
+        self.exponent = _added_scaled_(self.matrix, self.exponent, product, 0)
+        self.count += count
+        self.energy += energy
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
         """The eigenpairs of M; values below rounding are left out."""

@@ -54,13 +54,13 @@ class PCARows(Sketch):
         """None: every task adds directions."""
 
     def _allocate(self) -> None:
-        self.rows = torch.zeros(0, self.d, dtype=self.dtype, device=self.device)
+        self.rows = torch.zeros(0, self.columns.width, dtype=self.dtype, device=self.device)
         self.values = torch.zeros(0, dtype=torch.float64, device=self.device)
 
     def _open_sample(self) -> RandomRows:
         # The task's number enters the seed, so that samples of different tasks are independent.
         sample = RandomRows(self.samples, seed=derive_seed(self.seed, "task", self.tasks))
-        return sample.bind(self.d, self.dtype, self.device)
+        return sample.bind(self.d, self.dtype, self.device, self.columns)
 
     def _update(self, rows: Tensor, largest: float) -> None:
         if self._sample is None:
@@ -76,11 +76,11 @@ class PCARows(Sketch):
         self._sample = None
         self.tasks += 1
         rows -= rows.mean(0)
-        T, R = whiten(gram(rows))
+        T, R = whiten(self.columns.total(gram(rows)))
         values = R.square().sum(0)[: self.components] * scale
         T = T[: self.components]
         transform_(rows, T)
-        polish_(rows[: len(T)], T)
+        polish_(rows[: len(T)], T, self.columns.total)
         self._append(rows[: len(values)], values)
 
     def _append(self, components: Tensor, values: Tensor) -> None:
@@ -88,8 +88,8 @@ class PCARows(Sketch):
         if len(values) == 0:
             return
         for _ in range(2):
-            components -= (components @ self.rows.T) @ self.rows
-        R = orthonormalise_(components)
+            components -= self.columns.total(components @ self.rows.T) @ self.rows
+        R = orthonormalise_(components, self.columns.total)
         # A direction within the old span leaves only rounding; 1e-4 is far above that and far below a real one.
         size = R.square().sum(0).sqrt()
         new = int((size > 1e-4).sum())
@@ -121,7 +121,7 @@ class PCARows(Sketch):
 
     def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         rows, values = tensors["rows"], tensors["values"]
-        if rows.ndim != 2 or rows.shape[1] != self.d or len(values) != len(rows):
+        if rows.ndim != 2 or rows.shape[1] != self.columns.width or len(values) != len(rows):
             raise ValueError(f"the state's components have shape {tuple(rows.shape)}, expected (m, {self.d})")
         self.rows, self.values, self.tasks = rows.to(self.dtype).clone(), values.clone(), int(counters["tasks"])
         self._sample = None

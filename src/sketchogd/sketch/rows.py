@@ -38,7 +38,7 @@ class AllRows(FactoredSketch):
         raise ValueError("AllRows grows with every row and has no budget; use ProductSketch or RandomRows")
 
     def _allocate(self) -> None:
-        self.rows = torch.zeros(0, self.d, dtype=self.dtype, device=self.device)
+        self.rows = torch.zeros(0, self.columns.width, dtype=self.dtype, device=self.device)
 
     def _filled(self) -> Tensor:
         return self.rows[: self.count]
@@ -47,14 +47,14 @@ class AllRows(FactoredSketch):
         self._open()
         needed = self.count + len(rows)
         if needed > len(self.rows):
-            grown = self.rows.new_empty(max(needed, int(len(self.rows) * self.growth)), self.d)
+            grown = self.rows.new_empty(max(needed, int(len(self.rows) * self.growth)), self.columns.width)
             grown[: self.count] = self._filled()
             grown[needed:] = 0
             self.rows = grown
         self.rows[self.count : needed] = rows
 
     def _factorise(self) -> tuple[Tensor, Tensor]:
-        R = orthonormalise_(self._filled())
+        R = orthonormalise_(self._filled(), self.columns.total)
         return R, R.square().sum(0)
 
     def _check_mergeable(self, other: "AllRows") -> None:
@@ -101,7 +101,7 @@ class RandomRows(FactoredSketch):
         return cls(capacity, **settings)
 
     def _allocate(self) -> None:
-        self.rows = torch.zeros(self.capacity, self.d, dtype=self.dtype, device=self.device)
+        self.rows = torch.zeros(self.capacity, self.columns.width, dtype=self.dtype, device=self.device)
         self.keys = torch.zeros(self.capacity, dtype=torch.float64, device=self.device)
 
     def _filled(self) -> Tensor:
@@ -126,7 +126,7 @@ class RandomRows(FactoredSketch):
 
     def _factorise(self) -> tuple[Tensor, Tensor]:
         sample = self._filled()
-        R = orthonormalise_(sample)
+        R = orthonormalise_(sample, self.columns.total)
         return R, R.square().sum(0) * (self.count / len(sample))
 
     def _check_mergeable(self, other: "RandomRows") -> None:

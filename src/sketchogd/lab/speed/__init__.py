@@ -1,1 +1,77 @@
-"""How fast the library is, as ratios to limits measured in the same run."""
+"""How fast the library is, as ratios to limits measured in the same run.
+
+    python -m sketchogd.lab.speed --device cuda --json speed.json
+
+`measure` runs everything; a group that fails is reported as such, and the others go on.
+"""
+
+import importlib
+import importlib.util
+import platform
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ... import __version__
+from .gradients import GROUPS, Setting
+from .ratios import Ratio
+
+MODULES = ("scale", "layers", "training")
+"""Modules here with a `measure(device, quick) -> list[Ratio]` of their own; each is a group of its name."""
+
+__all__ = ["Ratio", "groups", "machine", "measure"]
+
+
+def groups() -> tuple[str, ...]:
+    """The names of all groups of measurements."""
+    return (*GROUPS, *(name for name in MODULES if importlib.util.find_spec(f"{__name__}.{name}")))
+
+
+def measure(
+    device: str = "cpu", *, quick: bool = False, only: str | None = None, tell: Callable[[str], None] | None = None
+) -> list[Ratio]:
+    """All ratios, or those of one group. `tell` hears of every group before it starts.
+
+    Raises ValueError for an unknown group. What a measurement raises becomes a ratio of NaN with the reason.
+    """
+    if only is not None and only not in groups():
+        raise ValueError(f"no group {only!r}; there are {', '.join(groups())}")
+    found: list[Ratio] = []
+    for name in groups() if only is None else (only,):
+        if tell is not None:
+            tell(name)
+        start = time.perf_counter()
+        found += _guarded(name, device, quick)
+        if torch.device(device).type == "cuda":
+            torch.cuda.empty_cache()
+        if tell is not None:
+            tell(f"{name}: {time.perf_counter() - start:.0f} s")
+    return found
+
+
+def _guarded(group: str, device: str, quick: bool) -> Iterator[Ratio]:
+    try:
+        if group in GROUPS:
+            return iter(GROUPS[group](Setting(torch.device(device), quick)))
+        return iter(importlib.import_module(f"{__name__}.{group}").measure(device, quick))
+    except Exception as error:  # one measurement that fails must not take the others with it
+        reason = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+        return iter([Ratio(group, float("nan"), float("nan"), unit_note=reason)])
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the numbers were measured on: processor, threads, versions."""
+    found: dict[str, Any] = {
+        "sketchogd": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "threads": torch.get_num_threads(),
+        "device": device,
+        "tf32": torch.backends.cuda.matmul.allow_tf32,
+    }
+    if torch.device(device).type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+    return found

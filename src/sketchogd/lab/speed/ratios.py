@@ -26,5 +26,6 @@ class Ratio:
         return self.value >= self.target if self.at_least else self.value <= self.target
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields and `met`, for JSON."""
-        return {**asdict(self), "met": self.met}
+        """The fields and `met`, for JSON, which has no NaN."""
+        fields = {name: None if value != value else value for name, value in asdict(self).items()}
+        return {**fields, "met": self.met}

@@ -1,0 +1,41 @@
+"""Time and memory over rank, parameters and gradients: a table, the fitted exponents, and a figure."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from sketchogd.lab.speed import machine, scale
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = scale.points(torch.device(options.device), options.quick)
+    for p in found:
+        print(
+            f"{p.varied:10} rank {p.rank:5} p {p.p:11,} gradients {p.gradients:6,}  "
+            f"remember {p.remember:8.3f} s  basis {p.basis:8.3f} s  {p.nbytes / 1e9:7.2f} GB"
+        )
+    fitted = scale.exponents(found)
+    for ratio in fitted:
+        print(f"{'ok  ' if ratio.met else 'MISS'} {ratio.name:40} {ratio.value:6.2f} <= {ratio.target}")
+    if options.figure is not None:
+        scale.plot(found, options.figure)
+    if options.json is not None:
+        written = {
+            "machine": machine(options.device),
+            "points": [asdict(p) for p in found],
+            "exponents": [ratio.as_dict() for ratio in fitted],
+        }
+        options.json.write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""A memory's state for torch.distributed.checkpoint, which loads into tensors that are there: nothing may be missing.
+
+A state has a `factor` and `values` only while a basis stands in the sketch's place, their sizes follow its rank, and an
+anchor (the weights at the last refresh) is there only after a refresh.
+For a checkpoint they are always there, filled up with zeros; `meta["padded"]` has their real shapes. Tensors that are
+split by columns are DTensors, so that a state saved by R processes can be loaded by any other number.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from ..columns import Whole
+from ..errors import ProtectionError
+from ..memory import Memory
+from ..parameters import ProtectedParameters, local
+from .group import Group
+from .shards import FlatShard, cut
+
+
+def padded(
+    memory: Memory, meta: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The state with every tensor that it may have, at its largest. Raises ProtectionError for sketches that grow."""
+    shapes: dict[str, list[int] | None] = {}
+    filled = dict(tensors)
+    for name, sketch in memory.sketches():
+        if sketch.rank_limit is None:
+            raise ProtectionError(
+                f"{type(sketch).__name__} grows, and torch.distributed.checkpoint loads into tensors of known size; "
+                "use protection.save(path), or a sketch of fixed size"
+            )
+        m = len(tensors.get(f"{name}.rows", tensors.get(f"{name}.matrix", ())))
+        largest = {"factor": (m, m), "values": (m,)} if f"{name}.rows" in tensors else {"values": (m,)}
+        for part, shape in largest.items():
+            key = f"{name}.{part}"
+            found = tensors.get(key)
+            shapes[key] = None if found is None else list(found.shape)
+            dtype = torch.float64 if part == "values" else sketch.dtype
+            filled[key] = torch.zeros(shape, dtype=dtype, device=sketch.device)
+            if found is not None:
+                filled[key][tuple(slice(n) for n in found.shape)] = found
+    if memory.anchored:
+        for name, parameter in zip(memory.parameters.names, memory.parameters.tensors, strict=True):
+            key = f"anchor.{name}"
+            shapes[key] = list(parameter.shape) if key in tensors else None
+            filled.setdefault(key, torch.zeros_like(parameter.detach()))
+    return {**meta, "padded": shapes}, filled
+
+
+def unpadded(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Undo `padded`; other states are left as they are."""
+    for key, shape in meta.get("padded", {}).items():
+        if shape is None:
+            tensors.pop(key)
+        else:
+            tensors[key] = tensors[key][tuple(slice(n) for n in shape)].clone()
+    return {key: value for key, value in meta.items() if key != "padded"}, tensors
+
+
+def has_columns(parameters: ProtectedParameters, name: str) -> bool:
+    """Whether a tensor of the state is split by columns."""
+    return not isinstance(parameters.columns, Whole) and name.rpartition(".")[2] == "rows"
+
+
+def as_dtensors(parameters: ProtectedParameters, tensors: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
+    """The same with split rows (m, width) as DTensors: (m, p), or for split parameters one (m, n, …) a parameter."""
+    out: dict[str, Tensor] = {}
+    for name, t in tensors.items():
+        if not has_columns(parameters, name):
+            out[name] = t
+        elif isinstance(parameters.columns, FlatShard):
+            mesh = DeviceMesh.from_group(group.process_group, t.device.type)
+            out[name] = _split(t, mesh, (len(t), parameters.p))
+        else:
+            for key, (parameter, place), shape in zip(
+                parameters.names, parameters.slices(), parameters.shapes, strict=True
+            ):
+                assert isinstance(parameter, DTensor)
+                piece = t[:, place].reshape(len(t), *local(parameter.detach()).shape)
+                out[f"{name}/{key}"] = _split(piece, parameter.device_mesh, (len(t), *shape))
+    return out
+
+
+def _split(t: Tensor, mesh: DeviceMesh, shape: tuple[int, ...]) -> DTensor:
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(t, mesh, [Shard(1)], run_check=False, shape=torch.Size(shape), stride=stride)
+
+
+def as_local(parameters: ProtectedParameters, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """This process's columns of the rows in a state, whichever way they are there: DTensors, or whole."""
+    out: dict[str, Tensor] = {}
+    pieces: dict[str, dict[str, Tensor]] = {}
+    for key, t in tensors.items():
+        name, _, parameter = key.partition("/")
+        if parameter and has_columns(parameters, name):
+            pieces.setdefault(name, {})[parameter] = local(t).flatten(1)
+        elif has_columns(parameters, name) and local(t) is t and t.shape[1] == parameters.p:
+            out[name] = cut(parameters.columns, t)
+        else:
+            out[name] = local(t)
+    for name, parts in pieces.items():
+        out[name] = torch.cat([parts[parameter] for parameter in parameters.names], dim=1)
+    return out

@@ -1,0 +1,138 @@
+"""How the columns of a gradient sketch are dealt out to R processes.
+
+`FlatShard`, for models that every process has whole (DDP): process r owns columns r·c to (r + 1)·c, c = ⌈p / R⌉, so
+that the group holds a sketch R times larger than one process could. A projection is then one all-reduce of k numbers
+and, since every process needs the whole update, one all-gather of p.
+`ParameterShards`, for DTensor models (FSDP2): process r owns the columns of the parameters that it holds anyway. A
+projection is one all-reduce of k numbers; nothing is gathered.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from ..columns import Columns
+from ..parameters import ProtectedParameters
+from .group import Group
+
+
+class FlatShard(Columns):
+    """Every process has the whole vector and one run of the columns of the sketch."""
+
+    def __init__(self, d: int, group: Group) -> None:
+        self.group = group
+        self.chunk = -(-d // group.size)
+        super().__init__(d, (self.of_process(d, group.rank),), widest=self.chunk)
+
+    def of_process(self, d: int, r: int) -> range:
+        """The columns of process r; the last ones may have fewer, or none."""
+        return range(min(r * self.chunk, d), min((r + 1) * self.chunk, d))
+
+    def total(self, x: Tensor) -> Tensor:
+        """One all-reduce."""
+        return self.group.total(x)
+
+    def largest(self, x: float) -> float:
+        """One all-reduce of a number."""
+        return self.group.largest(x)
+
+    def of(self, v: Tensor) -> Tensor:
+        """The entries of v that are this process's."""
+        return v[self.ranges[0].start : self.ranges[0].stop]
+
+    def complete_(self, v: Tensor) -> Tensor:
+        """One all-gather of v."""
+        mine = v.new_zeros(self.chunk)
+        mine[: self.width] = self.of(v)
+        return v.copy_(self.group.gather(mine)[: self.d])
+
+    def vector_total(self, x: Tensor) -> Tensor:
+        """x: every process has computed it from all of v."""
+        return x
+
+
+class ParameterShards(Columns):
+    """Every process has the entries of the vector that belong to its shards of the parameters.
+
+    Raises ValueError for other placements than FSDP2's: one mesh dimension, rows dealt out as torch.chunk does.
+    """
+
+    def __init__(self, parameters: ProtectedParameters, group: Group) -> None:
+        self.group = group
+        starts = [sum(shape.numel() for shape in parameters.shapes[:i]) for i in range(len(parameters))]
+        pieces = zip(parameters.names, parameters.tensors, starts, strict=True)
+        ranges = tuple(_piece(name, t, start, group) for name, t, start in pieces)
+        super().__init__(parameters.p, ranges, widest=int(group.largest(sum(map(len, ranges)))))
+
+    def total(self, x: Tensor) -> Tensor:
+        """One all-reduce."""
+        return self.group.total(x)
+
+    def largest(self, x: float) -> float:
+        """One all-reduce of a number."""
+        return self.group.largest(x)
+
+    def of(self, v: Tensor) -> Tensor:
+        """v: it has this process's entries only."""
+        return v
+
+    def complete_(self, v: Tensor) -> Tensor:
+        """v."""
+        return v
+
+    def vector_total(self, x: Tensor) -> Tensor:
+        """One all-reduce."""
+        return self.group.total(x)
+
+
+def _piece(name: str, t: Tensor, start: int, group: Group) -> range:
+    """The columns of a parameter that begins at `start`, in this process."""
+    if not isinstance(t, DTensor):
+        raise ValueError(
+            f"parameter {name!r} is whole in every process while others are split; shard the whole model, "
+            "fully_shard(model) after its parts, or choose the split ones with parameters="
+        )
+    if t.device_mesh.ndim != 1 or t.placements != (Shard(0),):
+        raise ValueError(
+            f"parameter {name!r} is placed {t.placements} on a mesh of {t.device_mesh.ndim} dimensions; protected "
+            "parameters must be split along their first dimension over one mesh dimension, as fully_shard does"
+        )
+    rows = t.shape[0] if t.ndim else 1
+    each = -(-rows // group.size)
+    row = t.numel() // rows if rows else 0
+    first, last = (min(r * each, rows) for r in (group.rank, group.rank + 1))
+    piece = range(start + first * row, start + last * row)
+    if len(piece) != t.to_local().numel():
+        raise ValueError(f"parameter {name!r} has {t.to_local().numel()} numbers here; {len(piece)} were expected")
+    return piece
+
+
+def gathered(columns: Columns, rows: Tensor, group: Group) -> Tensor | None:
+    """All d columns of rows (m, width), on the CPU of process 0; None elsewhere. One piece of rows at a time."""
+    places = [torch.tensor([[part.start, part.stop] for part in columns.ranges], device=group.device).reshape(-1, 2)]
+    places = list(group.gather(places[0][None]))
+    out = torch.empty(len(rows), columns.d, dtype=rows.dtype) if group.rank == 0 else None
+    for i, row in enumerate(rows):
+        mine = row.new_zeros(columns.widest)
+        mine[: columns.width] = row
+        whole = group.gather(mine[None])
+        if out is None:
+            continue
+        for held, ranges in zip(whole.cpu(), places, strict=True):
+            sizes = [stop - start for start, stop in ranges.tolist()]
+            for (start, stop), part in zip(ranges.tolist(), held[: sum(sizes)].split(sizes), strict=True):
+                out[i, start:stop] = part
+    return out
+
+
+def cut(columns: Columns, rows: Tensor) -> Tensor:
+    """The columns of whole rows (m, d) that this process holds (m, width)."""
+    return torch.cat([rows[:, part.start : part.stop] for part in columns.ranges], dim=1)
+
+
+def mesh_of(tensors: Sequence[Tensor]) -> Any:
+    """The device mesh of the first DTensor among the tensors, or None."""
+    return next((t.device_mesh for t in tensors if isinstance(t, DTensor)), None)

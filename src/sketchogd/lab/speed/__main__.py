@@ -1,0 +1,35 @@
+"""`python -m sketchogd.lab.speed`: the measurements of `sketchogd bench`, with nothing but torch installed."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from . import groups, machine, measure
+
+
+def main() -> None:
+    """Measure, print a plain table, and write JSON where asked."""
+    parser = argparse.ArgumentParser(prog="python -m sketchogd.lab.speed", description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", choices=groups())
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
+    parser.add_argument("--json", type=Path, help="write machine, versions and ratios here")
+    options = parser.parse_args()
+    found = measure(
+        options.device,
+        quick=options.quick,
+        only=options.only,
+        tell=lambda word: print(word, file=sys.stderr, flush=True),
+    )
+    for ratio in found:
+        sign = ">=" if ratio.at_least else "<="
+        verdict = "ok  " if ratio.met else "MISS"
+        print(f"{verdict} {ratio.name:58} {ratio.value:8.3f} {sign} {ratio.target:<6g} {ratio.unit_note}")
+    if options.json is not None:
+        written = {"machine": machine(options.device), "quick": options.quick, "ratios": [r.as_dict() for r in found]}
+        options.json.write_text(json.dumps(written, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

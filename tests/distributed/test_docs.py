@@ -1,0 +1,51 @@
+"""The figures of docs/distributed.md are those of the cost model; one process imports nothing of all this."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sketchogd.distributed import cost
+
+DOCS = Path(__file__).parents[2] / "docs" / "distributed.md"
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
+def number(text):
+    value, unit = text.split(" ")
+    return float(value) * UNITS[unit]
+
+
+def rows():
+    for line in DOCS.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 9 and re.fullmatch(r"[\d,]+", cells[1]):
+            yield cells
+
+
+def test_the_figures_for_seven_billion_parameters():
+    found = list(rows())
+    assert len(found) == 10
+    for name, p, k, R, layout, b, kept, step, remember in found:
+        p, k, R, b = (int(cell.replace(",", "")) for cell in (p, k, R, b))
+        for shown, expected in (
+            (kept, cost.memory(p, k, 1 if layout == "whole" else R)),
+            (step, cost.step(p, k, R, layout=layout).sent(R)),
+            (remember, cost.remember(p, k, R, 1024, b, layout=layout).sent(R)),
+        ):
+            assert number(shown) == pytest.approx(expected, rel=6e-3), (name, R, shown, expected)
+
+
+def test_one_process_imports_nothing_of_it():
+    """The whole path of a protection, and no module for several processes."""
+    code = """
+import sys, torch, sketchogd as so
+model = torch.nn.Linear(3, 2)
+protection = so.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=so.ProductSketch(4))
+protection.remember([(torch.randn(5, 3), torch.randint(0, 2, (5,)))])
+print([m for m in sys.modules if m.startswith("sketchogd.distributed")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

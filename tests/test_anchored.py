@@ -1,0 +1,183 @@
+"""Layer memories that pull weights back to an anchor, against closed forms in float64."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import sketchogd as so
+from sketchogd.projection import step_size
+from sketchogd.projector import LayerProjector, Pull
+
+
+def orthonormal(rows, d, seed):
+    q, _ = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+    return q[:rows]
+
+
+@pytest.mark.parametrize("outputs", [5, 3, None])
+def test_a_pull_is_one_implicit_step(outputs):
+    """v − A v = (I + s (D + γ I) ⊗ M)⁻¹ v, with D of full or lower rank, or the identity."""
+    V, a = orthonormal(6, 7, 0), torch.linspace(3.0, 0.1, 6, dtype=torch.float64)
+    U = None if outputs is None else orthonormal(outputs, 5, 1)
+    d = None if outputs is None else torch.linspace(2.0, 0.2, outputs, dtype=torch.float64)
+    everywhere, weight, travelled = (0.0 if U is None else 0.3), 0.7, 1.9
+    layer = LayerProjector(V, a, U, d, 0.0, 1.0, pull=Pull(weight, everywhere))
+    v = torch.randn(5, 7, dtype=torch.float64)
+    W, bias = v[:, :-1].clone(), v[:, -1].clone()
+    layer.protected_part_(W, bias, travelled)
+    found = v - torch.cat([W, bias[:, None]], 1)
+    D = torch.eye(5, dtype=torch.float64) if U is None else U.T @ torch.diag(d) @ U + everywhere * torch.eye(5).double()
+    M = V.T @ torch.diag(a) @ V
+    system = torch.eye(35, dtype=torch.float64) + travelled * weight * torch.kron(D, M)
+    torch.testing.assert_close(found.flatten(), torch.linalg.solve(system, v.flatten()))
+
+
+def problem(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    old, new = (torch.randn(n, 6, dtype=torch.float64, generator=generator) for n in (40, 30))
+    return old, new, torch.randn(30, 3, dtype=torch.float64, generator=generator)
+
+
+def model_with(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(6, 3).double()
+
+
+@pytest.mark.parametrize(("every", "lr", "steps"), [(1, 0.05, 2000), (10, 0.01, 8000)])
+def test_training_ends_at_the_balance_of_both_losses(every, lr, steps):
+    """For one linear layer nothing is approximated: the end is the minimum of new loss + strength/2 · mean square."""
+    old, new, wanted = problem()
+    model = model_with()
+    before = torch.cat([model.weight, model.bias[:, None]], 1).detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    protection = so.protect(model, optimizer, memory=so.LayerSketch(20, strength=2.0, damping=0.0), every=every)
+    protection.remember([(old, None)])
+    for _ in range(steps):
+        optimizer.zero_grad()
+        mse_loss(model(new), wanted).backward()
+        optimizer.step()
+    protection.settle()
+    found = torch.cat([model.weight, model.bias[:, None]], 1).detach()
+    X, Z = (torch.cat([x, torch.ones(len(x), 1).double()], 1) for x in (new, old))
+    # new loss: ‖X Wᵀ − Y‖² / (n C); change of old logits: strength / 2 · ‖Z (W − W₀)ᵀ‖² / (N C)
+    H_new, H_old = X.T @ X * 2 / (30 * 3), Z.T @ Z * 2.0 / (40 * 3)
+    right = X.T @ wanted * 2 / (30 * 3) + H_old @ before.T
+    expected = torch.linalg.solve(H_new + H_old, right).T
+    # taking turns, a few steps on one term and one implicit step on the other, is exact in the limit of small steps
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.02 * float((expected - before).abs().max()))
+
+
+def test_every_task_weighs_as_much():
+    """Two tasks of the same examples weigh twice what one does, whatever their number of examples."""
+    old = problem()[0]
+
+    def weight(batches):
+        model = model_with()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        protection = so.protect(model, optimizer, memory=so.LayerSketch(20, strength=2.0))
+        for batch in batches:
+            protection.remember([(batch, None)])
+        layer = protection.projector.layers[""]
+        A = layer.inputs.T @ torch.diag(layer.input_values) @ layer.inputs
+        D = layer.outputs.T @ torch.diag(layer.output_values) @ layer.outputs
+        return layer.pull.weight * torch.kron(D, A)
+
+    one, two = weight([old]), weight([old, old])
+    torch.testing.assert_close(two, 2 * one)
+    Z = torch.cat([old, torch.ones(len(old), 1).double()], 1)
+    torch.testing.assert_close(one, 2.0 * torch.kron(torch.eye(3).double(), Z.T @ Z) / (3 * len(old)))
+
+
+def test_parameters_of_no_layer_are_pulled_too():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x):
+            return x * self.scale
+
+    model = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    protection = so.protect(model, optimizer, memory=so.LayerSketch(8, strength=5.0))
+    x = torch.tensor([[1.0, 0.0, 0.0], [0.0, 3.0, 0.0]], dtype=torch.float64)
+    protection.remember([(x, None)])
+    (model(torch.ones(1, 3, dtype=torch.float64)).sum()).backward()
+    optimizer.step()
+    # gradients of random signs ± x: second moment diag(1, 9, 0); weight 5 / (3 logits · 2 examples), travelled 0.1
+    s = 0.1 * 5.0 / 6
+    expected = 1 - 0.1 / (1 + s * torch.tensor([1.0, 9.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(model.scale.detach(), expected)
+
+
+def test_a_saved_anchor_goes_on_in_the_middle_of_a_task(tmp_path):
+    old, new, wanted = problem()
+
+    def start():
+        model = model_with()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        protection = so.protect(model, optimizer, memory=so.LayerSketch(20, strength=2.0), every=3)
+        return model, optimizer, protection
+
+    def steps(model, optimizer, count):
+        for _ in range(count):
+            optimizer.zero_grad()
+            mse_loss(model(new), wanted).backward()
+            optimizer.step()
+
+    model, optimizer, protection = start()
+    protection.remember([(old, None)])
+    steps(model, optimizer, 12)
+    protection.save(tmp_path / "memory.safetensors")
+    weights = {name: t.clone() for name, t in model.state_dict().items()}
+    steps(model, optimizer, 12)
+
+    again, other, loaded = start()
+    again.load_state_dict(weights)
+    loaded.load(tmp_path / "memory.safetensors")
+    steps(again, other, 12)
+    assert torch.equal(again.weight, model.weight)
+    # without its anchor it would be pulled to where it was loaded
+    state = protection.state_dict()
+    kept = {name: t for name, t in state["tensors"].items() if not name.startswith("anchor.")}
+    assert len(kept) == len(state["tensors"]) - 2
+    with pytest.raises(so.StorageError, match="anchor"):
+        loaded.load_state_dict(
+            {"meta": state["meta"], "tensors": {**kept, "anchor.weight": state["tensors"]["anchor.weight"]}}
+        )
+
+
+def test_the_anchor_is_in_the_ledger_and_the_budget():
+    model = model_with().float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    protection = so.protect(model, optimizer, memory=so.LayerSketch(4))
+    assert protection.ledger().nbytes == protection.memory.nbytes + 4 * 21
+    protection.remember([(torch.randn(9, 6), None)])
+    model(torch.randn(2, 6)).sum().backward()
+    optimizer.step()
+    assert protection.mode == "update"
+    assert protection.ledger().nbytes == protection.memory.nbytes + 4 * 21
+    assert any("pulls back" in entry.purpose for entry in protection.ledger().entries)
+
+
+def test_both_ways_at_once_are_refused():
+    with pytest.raises(ValueError, match="one of them"):
+        so.LayerSketch(4, ridge=0.1, strength=1.0)
+    with pytest.raises(ValueError, match="strength"):
+        so.LayerSketch(4, strength=0.0)
+    with pytest.raises(ValueError, match="damping"):
+        so.LayerSketch(4, damping=-1.0)
+
+
+def test_step_sizes():
+    model = model_with()
+    parameters = so.ProtectedParameters(model)
+    assert step_size(torch.optim.SGD(model.parameters(), lr=0.1), parameters) == 0.1
+    assert step_size(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), parameters) == pytest.approx(1.0)
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(3):
+        model.weight.grad, model.bias.grad = torch.full_like(model.weight, 4.0), torch.full_like(model.bias, 0.5)
+        adam.step()
+    # 18 entries move by lr for a gradient of 4, and 3 for one of a half
+    assert step_size(adam, parameters) == pytest.approx(0.01 * 21 / (18 * 4.0 + 3 * 0.5), rel=1e-6)
