@@ -28,7 +28,7 @@ from sketchogd.lab.streams import benchmark
 def train(tasks, options, folder: Path, device: torch.device):
     model = DistributedDataParallel(mlp(outputs=2).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
-    memory = so.LayerSketch(rank=200, ridge=0.1) if options.rank is None else so.ProductSketch(options.rank)
+    memory = so.LayerSketch(rank=200) if options.rank is None else so.ProductSketch(options.rank)
     protection = so.protect(model, optimizer, memory=memory, every=50, shard=options.rank is not None)
 
     state = {"model": model.module.state_dict(), "memory": protection}

@@ -15,20 +15,21 @@ def orthonormal(rows, d, seed):
     return q[:rows]
 
 
+@pytest.mark.parametrize("rest", [0.0, 0.4])
 @pytest.mark.parametrize("outputs", [5, 3, None])
-def test_a_pull_is_one_implicit_step(outputs):
-    """v − A v = (I + s (D + γ I) ⊗ M)⁻¹ v, with D of full or lower rank, or the identity."""
-    V, a = orthonormal(6, 7, 0), torch.linspace(3.0, 0.1, 6, dtype=torch.float64)
+def test_a_pull_is_one_implicit_step(outputs, rest):
+    """v − A v = (I + s (D + γ I) ⊗ M)⁻¹ v, with D of full or lower rank, or the identity, and M with a rest or not."""
+    V, a = orthonormal(4, 7, 0), torch.linspace(3.0, 0.5, 4, dtype=torch.float64)
     U = None if outputs is None else orthonormal(outputs, 5, 1)
     d = None if outputs is None else torch.linspace(2.0, 0.2, outputs, dtype=torch.float64)
     everywhere, weight, travelled = (0.0 if U is None else 0.3), 0.7, 1.9
-    layer = LayerProjector(V, a, U, d, 0.0, 1.0, pull=Pull(weight, everywhere))
+    layer = LayerProjector(V, a, U, d, 0.0, 1.0, pull=Pull(weight, everywhere, rest))
     v = torch.randn(5, 7, dtype=torch.float64)
     W, bias = v[:, :-1].clone(), v[:, -1].clone()
     layer.protected_part_(W, bias, travelled)
     found = v - torch.cat([W, bias[:, None]], 1)
     D = torch.eye(5, dtype=torch.float64) if U is None else U.T @ torch.diag(d) @ U + everywhere * torch.eye(5).double()
-    M = V.T @ torch.diag(a) @ V
+    M = V.T @ torch.diag(a - rest) @ V + rest * torch.eye(7, dtype=torch.float64)
     system = torch.eye(35, dtype=torch.float64) + travelled * weight * torch.kron(D, M)
     torch.testing.assert_close(found.flatten(), torch.linalg.solve(system, v.flatten()))
 

@@ -239,8 +239,8 @@ def projects_gradients(optimizer: Optimizer, parameters: ProtectedParameters) ->
 def step_size(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
     """By how much a step moves the weights for a gradient of one: the learning rate, over 1 − momentum where there is.
 
-    For Adam and its kin the steps of all entries differ: this is Σ u² / Σ u g over the entries, where u = lr g / √v is a
-    step and g² about v, so lr over the mean of √v.
+    For Adam and its kin the steps of all entries differ: this is Σ u² / Σ u g over the entries, where u = lr g / √v is
+    a step and g² about v, so lr over the mean of √v.
     """
     group = next(g for g in optimizer.param_groups if any(p is parameters.tensors[0] for p in g["params"]))
     rate = float(group["lr"])

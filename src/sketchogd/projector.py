@@ -159,26 +159,26 @@ class LayerProjector:
         products = self._products(X.dtype)
         return X.mul_(products).div_(products + self.ridge * self._relative_mean)
 
-    def _pulled(self, X: Tensor, travelled: float) -> Tensor:
-        """α ∘ X for an anchored layer, X (fan-out, r) in the basis of the inputs only; see `Pull`."""
+    def _pulled(self, X: Tensor, input_values: Tensor, travelled: float) -> Tensor:
+        """α ∘ X for an anchored layer, X (fan-out, r) in directions of the inputs with these λa; see `Pull`."""
         assert self.pull is not None
         a, d = self._largest
         scale = travelled * self.pull.weight * a * d
-        inputs = (self.input_values / a).to(X.dtype)
+        inputs = (input_values / a).to(X.dtype)
         if self.outputs is None or self.output_values is None:
             return X * soft_share(scale * inputs)
         everywhere = self.pull.everywhere / d
         base = soft_share(scale * everywhere * inputs)
         values = (self.output_values / d).to(X.dtype) + everywhere
         more = soft_share(scale * torch.outer(values, inputs)).sub_(base)
-        return (X * base).addmm_(self.outputs.T, more.mul_(self.outputs @ X))
+        return (X * base).addmm_(self.outputs.T, (self.outputs @ X).mul_(more))
 
     def protected_part_(self, D: Tensor, bias: Tensor | None, travelled: float = 1.0) -> None:
         """Overwrite ΔW, given as (fan-out, fan-in) and its bias column, by the part that may not change."""
         V, U = self.inputs, self.outputs
         if V is None:
             if self.pull is not None:
-                D.copy_(self._pulled(D, travelled))
+                D.copy_(self._pulled(D, self.input_values, travelled))
             elif U is None:
                 self._shrink_(D)
             else:
@@ -188,10 +188,20 @@ class LayerProjector:
         X = D @ A.T
         if bias is not None:
             X.addr_(bias, V[:, -1])
-        if self.pull is not None:
-            X = self._pulled(X, travelled)
-        else:
+        if self.pull is None:
             X = self._shrink_(X) if U is None else U.T @ self._shrink_(U @ X)
+        elif self.pull.rest == 0:
+            X = self._pulled(X, self.input_values, travelled)
+        else:
+            # ΔW = X V + what lies outside of V, where all directions have the same λa: shrink that as a whole.
+            rest = self.input_values.new_full((1,), self.pull.rest)
+            outside = D.addmm(X, A, alpha=-1)
+            inside = self._pulled(X, self.input_values, travelled)
+            torch.addmm(self._pulled(outside, rest, travelled), inside, A, out=D)
+            if bias is not None:
+                left = (bias - X @ V[:, -1])[:, None]
+                torch.addmv(self._pulled(left, rest, travelled)[:, 0], inside, V[:, -1], out=bias)
+            return
         torch.mm(X, A, out=D)
         if bias is not None:
             torch.mv(X, V[:, -1], out=bias)
@@ -203,11 +213,13 @@ class Pull:
 
     Descent on L(W) + weight/2 Σ_ij λ_ij D_ij² by the displacement D from the anchor: where plain steps of sizes that
     add up to `travelled` lead to D, one implicit step on the second term makes it D / (1 + s λ). λ_ij = λa_j (λδ_i +
-    everywhere): the second summand, small, protects output directions that no logit depends on yet.
+    everywhere): the second summand, small, protects output directions that no logit depends on yet. `rest` is the λa of
+    the input directions that the sketch has no room for: the mean of what is left of the inputs' energy.
     """
 
     weight: float
-    everywhere: float
+    everywhere: float = 0.0
+    rest: float = 0.0
 
 
 def soft_share(x: Tensor) -> Tensor:

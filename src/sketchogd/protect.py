@@ -371,8 +371,7 @@ class Protection:
             other._state()  # settles, and completes what several processes share
             memory = other.memory
         else:
-            meta, tensors = storage.read(other) if self._team is None else self._team.read(other)
-            meta, tensors = self._own(meta, tensors)
+            meta, tensors = self._own(*(storage.read(other) if self._team is None else self._team.read(other)))
             memory = self._loaded(meta, {n: t for n, t in tensors.items() if not n.startswith(_ANCHOR)})[0]
         self.memory.merge(memory)
         self._outdate()

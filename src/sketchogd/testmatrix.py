@@ -22,7 +22,7 @@ BLOCK = 1 << 12
 APPLY_BYTES = 4 << 20
 """About the bytes of one block of rows that `SparseSign` works on."""
 
-GPU_APPLY_BYTES = 128 << 20
+GPU_APPLY_BYTES = 512 << 20
 """The same on a GPU, whose time would otherwise be spent on starting kernels."""
 
 _MASK = 0xFFFFFFFF

@@ -105,11 +105,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_go_together_is_refused_with_the_reason(case, tmp_path):
     one, other, reason = REFUSED[case]
-    fresh = (
-        m.fresh() if isinstance(m, so.Sketch) else so.LayerSketch(5, ridge=m.ridge, strength=m.strength)
-        for m in (one, other)
-    )
-    a, b = (remembering(memory, task) for task, memory in enumerate(fresh, start=1))
+    a, b = (remembering(copy.deepcopy(memory), task) for task, memory in ((1, one), (2, other)))
     path, result = merge(tmp_path, files(tmp_path, a, b))
     assert result.exit_code == 2
     assert reason in " ".join(result.output.split()), result.output

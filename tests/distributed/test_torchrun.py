@@ -39,6 +39,14 @@ def test_torchrun_restarts_and_goes_on_from_the_last_saved_memory(tmp_path):
     assert "remembered 303 examples" in done.stdout  # 101 is odd: the sampler padded each task
 
 
+def test_the_fsdp2_example_runs():
+    small = ["--examples", "20", "--remembered", "3", "--rank", "4", "--epochs", "1"]
+    done = torchrun(str(ROOT / "examples" / "fsdp2.py"), *small)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "protected classes 0–1" in done.stdout
+    assert "56,401 of 112,802 columns in this process" in done.stdout
+
+
 def torchrun(*words, restarts=0):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", str(restarts), *words]

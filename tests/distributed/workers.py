@@ -102,9 +102,9 @@ def protected(layout, size, memory=None, every=1, lr=0.1, **more):
 
 
 def behaviour(rank, size, folder):
-    parts = (_padding, _errors, _streams, _scales, _single_precision, _refusals, _limits, _statistics, _settling)
+    parts = (_padding, _errors, _streams, _scales, _falling_spectrum, _single_precision, _refusals)
     found = {}
-    for part in (*parts, _wire, _files):
+    for part in (*parts, _limits, _statistics, _settling, _wire, _files):
         found |= part(rank, size, folder)
     return found
 
@@ -157,17 +157,27 @@ def _streams(rank, size, folder):
 
 
 def _scales(rank, size, folder):
-    """Each process sees numbers of another size, so that each keeps its sketch at another power of two.
+    """Each process sees numbers of another size, so that each keeps its sketch at another power of two."""
+    x, y = cases.examples(1)
+    _, _, protection = protected("ddp", size)
+    protection.remember([(x[rank::size] * 4.0**rank, y[rank::size])])
+    return {"scales": projected(protection)}
 
-    The sketch's singular values then fall by many orders, and its basis needs polishing.
-    """
-    found = {}
-    x, y = cases.examples(1, 12)
-    for layout in LAYOUTS:
-        _, _, protection = protected(layout, size)
-        protection.remember([(x[rank::size] * 50.0**rank, y[rank::size])])
-        found[f"scales {layout}"] = projected(protection)
-    return found
+
+def _falling_spectrum(rank, size, folder):
+    """A split float32 sketch of rows whose sizes fall by six orders, so that its basis needs polishing."""
+    from sketchogd.distributed.shards import FlatShard, cut, gathered
+
+    group = so.distributed.Group(dist.group.WORLD, torch.device("cpu"))
+    columns = FlatShard(40, group)
+    rows = torch.randn(18, 40, generator=torch.Generator().manual_seed(1))
+    rows *= 10.0 ** (-torch.arange(18.0)[:, None] / 3)
+    sketch = so.GradientSketch(18).bind(40, columns=columns)
+    sketch.observe(cut(columns, rows))
+    basis = gathered(columns, sketch.basis(), group)
+    whole = so.GradientSketch(18).bind(40)
+    whole.observe(rows)
+    return {"falling": (basis, whole.basis().clone()) if rank == 0 else None}
 
 
 def _single_precision(rank, size, folder):

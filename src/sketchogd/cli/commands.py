@@ -26,7 +26,10 @@ app = typer.Typer(
 
 METHODS = "Methods: " + ", ".join(KINDS)
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs side by side, each a process with one thread.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes at a time, with one thread each.")]
+SideBySide = Annotated[
+    int | None, typer.Option(min=1, help="Runs that share one vectorised loop. Default: 64 on a GPU, otherwise 1.")
+]
 Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1; several with commas, used in turn.")]
 Data = Annotated[Path | None, typer.Option(help="Folder with data sets; by default $SKETCHOGD_DATA.")]
 Out = Annotated[Path, typer.Option(help="Folder for the runs; finished ones in it are not repeated.")]
@@ -51,15 +54,22 @@ def _main(
 
 
 def _carry_out(
-    runs: tuple[RunConfig, ...], title: str, out: Path, jobs: int, device: str, data: Path | None, as_json: bool
+    runs: tuple[RunConfig, ...],
+    title: str,
+    out: Path,
+    jobs: int,
+    device: str,
+    data: Path | None,
+    as_json: bool,
+    side_by_side: int | None = None,
 ) -> list[grid.Outcome]:
     """Do the runs under a bar and print their table; under torchrun all processes do each run together."""
     if together.launched():
         outcomes = together.carry_out(runs, out, device, data, quiet=as_json)
     else:
         with show.grid_bar(runs, quiet=as_json) as listener:
-            devices = device.split(",")
-            outcomes = grid.run_grid(runs, out, jobs=jobs, devices=devices, data_folder=data, listener=listener)
+            shared: dict[str, Any] = {"jobs": jobs, "together": side_by_side, "devices": device.split(",")}
+            outcomes = grid.run_grid(runs, out, **shared, data_folder=data, listener=listener)
     rows = rows_of(runs, out)
     if as_json:
         show.as_json(rows)
@@ -108,6 +118,7 @@ def run(
     out: Out = Path("runs"),
     data: Data = None,
     jobs: Jobs = 1,
+    side_by_side: SideBySide = None,
     device: Device = "cpu",
     json_: Json = False,
 ) -> None:
@@ -124,7 +135,7 @@ def run(
         RunConfig(benchmark, chosen, training, seed, tasks=tasks, n_train=n_train, n_test=n_test, validation=validation)
         for seed in range(seeds)
     )
-    show.finish(_carry_out(runs, "after the last task", out, jobs, device, data, json_))
+    show.finish(_carry_out(runs, "after the last task", out, jobs, device, data, json_, side_by_side))
 
 
 def _options(words: list[str]) -> dict[str, Any]:
@@ -159,6 +170,7 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs. Default: runs/WHAT.")] = None,
     data: Data = None,
     jobs: Jobs = 1,
+    side_by_side: SideBySide = None,
     device: Device = "cpu",
     json_: Json = False,
 ) -> None:
@@ -185,6 +197,7 @@ def reproduce(
         device,
         data,
         json_,
+        side_by_side,
     )
     if any(outcome.status in ("finished", "skipped") for outcome in outcomes):
         show.err.print(f"report: {_page(folder).resolve()}", soft_wrap=True)

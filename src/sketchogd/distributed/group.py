@@ -35,7 +35,7 @@ class Group:
         self.process_group = process_group
         self.rank = dist.get_rank(process_group)
         self.size = dist.get_world_size(process_group)
-        self.device = device if device.type == "cuda" or "nccl" not in dist.get_backend(process_group) else _gpu()
+        self.device = _meeting_place(process_group, device)
 
     def __repr__(self) -> str:
         return f"<Group: process {self.rank} of {self.size}, {dist.get_backend(self.process_group)}>"
@@ -126,8 +126,14 @@ class Group:
             ) from error
 
 
-def _gpu() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device())
+def _meeting_place(process_group: dist.ProcessGroup, device: torch.device) -> torch.device:
+    """Where tensors must be for the backend: on the GPU for NCCL, in main memory for gloo."""
+    backends = str(dist.get_backend_config(process_group))
+    if device.type == "cuda" and "cuda:nccl" in backends:
+        return device
+    if "cpu:gloo" in backends:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if "cuda:nccl" in backends else device
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,8 @@ class BySum(Sharing):
         if isinstance(memory, LayerSketch):
             memory.has_logits(logits)
         _add_up(self.group, [_summand(sketch) for sketch in sketches])
-        numbers = torch.tensor([[s.count, s.energy] for s in sketches], dtype=torch.float64, device=self.group.device)
+        device = memory.parameters.device
+        numbers = torch.tensor([[s.count, s.energy] for s in sketches], dtype=torch.float64, device=device)
         _add_up(self.group, [numbers, *_token_counts(memory)])
         for sketch, (count, energy) in zip(sketches, numbers.tolist(), strict=True):
             sketch.summed(int(count), energy)
@@ -160,10 +161,10 @@ class ByRows(Sharing):
     def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
         """See `Sharing`; gradients travel, in chunks."""
         assert isinstance(memory, GradientMemory)
+        parameters, columns, sketch = memory.parameters, memory.parameters.columns, memory.sketch
         for rows, sizes in self._rounds(_chunks(memory, batches), len):
             if rows is None:
-                rows = torch.zeros(0, memory.parameters.p, dtype=memory.parameters.dtype, device=self.group.device)
-            columns, sketch = memory.parameters.columns, memory.sketch
+                rows = torch.zeros(0, parameters.p, dtype=parameters.dtype, device=parameters.device)
             if not isinstance(columns, FlatShard):
                 self._observe(sketch, self._gathered(rows, sizes))
             elif isinstance(sketch, Linear) and max(sizes) >= len(sketch.rows):

@@ -5,6 +5,7 @@ Letters: p protected parameters, T tasks.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from sketchogd.budget import SMALL_RIDGE, parse_bytes
@@ -106,8 +107,10 @@ def _at_budget(name: str, benchmark: str, budget: int) -> list[Method]:
     settings: dict[str, Any] = {"budget": budget}
     if name in ("layer-sketch", "gpm"):
         # A copy of the weights, for an anchor or for lazy projection, would take most of a small budget.
-        small: dict[str, Any] = {"every": 1} | ({} if name == "gpm" else {"ridge": SMALL_RIDGE})
-        return [default_method(name, benchmark, **settings, **(small if budget < 8 * p else {}))]
+        if budget >= 8 * p:
+            return [default_method(name, benchmark, **settings)]
+        settings |= {} if name == "gpm" else {"ridge": SMALL_RIDGE}
+        return [method(name, every=1, **settings)]
     if name in ("pca-ogd", "random-ogd") or name in FEWEST_VECTORS:
         settings |= {"samples": sizes.pca[0]} if name == "pca-ogd" else {}
         fewest = FEWEST_VECTORS.get(name, tasks)
@@ -180,13 +183,13 @@ def goals(benchmarks: Names = None, methods: Names = None, seeds: int = 5) -> Pr
 # ---------------------------------------------------------------- tuning
 
 VALIDATION = 0.1
-TUNED_OPTIONS: dict[str, tuple[str, Sequence[float]]] = {
-    "layer-sketch": ("strength", (0.3, 1.0, 3.0, 6.0, 10.0, 30.0, 100.0)),
-    "gpm": ("energy", (0.9, 0.95, 0.97, 0.99, 0.999)),
-    "ewc": ("strength", (0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)),
-    "si": ("strength", (0.01, 0.1, 1.0, 10.0, 100.0)),
+TUNED_OPTIONS: dict[str, dict[str, Sequence[float]]] = {
+    "layer-sketch": {"strength": (0.3, 1.0, 3.0, 10.0, 30.0), "damping": (0.3, 1.0, 3.0)},
+    "gpm": {"energy": (0.9, 0.95, 0.97, 0.99, 0.999)},
+    "ewc": {"strength": (0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)},
+    "si": {"strength": (0.01, 0.1, 1.0, 10.0, 100.0), "damping": (0.1, 1.0)},
 }
-"""The option that is tuned for each method, and the values that are tried; baselines are tuned like our own method."""
+"""The options that are tuned for each method, and the values that are tried, all with all."""
 
 
 def ridges(benchmarks: Names = None, methods: Names = None, seeds: int = 1) -> Preset:
@@ -203,7 +206,7 @@ def ridges(benchmarks: Names = None, methods: Names = None, seeds: int = 1) -> P
 
 
 def _tried(name: str, benchmark: str) -> list[Method]:
-    option, values = TUNED_OPTIONS[name]
+    options = TUNED_OPTIONS[name]
     budget = SMALL_BYTES[benchmark] if KINDS[name].sizes else None
-    choices: list[dict[str, Any]] = [{option: value} for value in values]
+    choices: list[dict[str, Any]] = [dict(zip(options, values, strict=True)) for values in product(*options.values())]
     return [method(name, budget=budget, **each) for each in choices]

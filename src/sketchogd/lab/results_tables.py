@@ -10,7 +10,7 @@ from sketchogd.lab import ablations, comparisons, evidence, presets, published
 from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.evidence import HALF, OURS, ROWS, Cell, Evidence, Point
 from sketchogd.lab.metrics import Spread
-from sketchogd.lab.settings import PAPER_BYTES, TUNED, training_for
+from sketchogd.lab.settings import PAPER_BYTES, training_for
 
 DASH = "–"
 SEEDS = 5
@@ -214,11 +214,11 @@ def tuning_tables(found: Evidence) -> list[str]:
     """For each method with something to tune: accuracy on held-out training data over the values tried."""
     lines: list[str] = []
     runs = presets.ridges(seeds=1).runs
-    for method, (option, _) in comparisons.TUNED_OPTIONS.items():
+    for method, options in comparisons.TUNED_OPTIONS.items():
         rows = []
         for benchmark in published.BENCHMARKS:
             tried = {
-                run.method.options[option]: cell
+                " / ".join(f"{run.method.options[option]:g}" for option in options): cell
                 for run in runs
                 if (run.benchmark, run.method.name) == (benchmark, method) and (cell := found.cell(run))
             }
@@ -229,11 +229,14 @@ def tuning_tables(found: Evidence) -> list[str]:
                 f"{value}: {f'**{cell.accuracy.mean:.3f}**' if value == best else f'{cell.accuracy.mean:.3f}'}"
                 for value, cell in tried.items()
             ]
-            used = TUNED.get(method, {}).get(benchmark, {}).get(option)
-            usual = presets.default_method(method, benchmark).options[option]
-            rows.append([published.BENCHMARKS[benchmark], ", ".join(scores), str(usual if used is None else used)])
+            used = presets.default_method(method, benchmark).options
+            chosen = " / ".join("usual" if used[option] is None else f"{used[option]:g}" for option in options)
+            rows.append([published.BENCHMARKS[benchmark], ", ".join(scores), chosen])
         if rows:
-            lines += [*table([f"{title(method)}, {option}", "held-out accuracy by value", "used"], rows), ""]
+            lines += [
+                *table([f"{title(method)}, {' / '.join(options)}", "held-out accuracy by value", "used"], rows),
+                "",
+            ]
     return lines
 
 

@@ -360,7 +360,9 @@ class LayerSketch(Memory):
         if self.ridge is None:
             rows = trace if pair.counts is not None else pair.inputs.count  # type: ignore[union-attr]
             everywhere = 0.0 if pair.outputs is None else self.damping * pair.outputs.energy / pair.layer.fan_out
-            pull = Pull(self._weight / max(1, rows), everywhere)
+            unseen = 0 if V_a is None else pair.layer.width - len(V_a)
+            rest = max(0.0, trace - float(input_values.sum())) / unseen if unseen else 0.0
+            pull = Pull(self._weight / max(1, rows), everywhere, rest)
             return LayerProjector(V_a, input_values, V_d, output_values, 0.0, mean, pull=pull)
         return LayerProjector(V_a, input_values, V_d, output_values, self.ridge, mean, self.energy)
 
