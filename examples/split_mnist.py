@@ -14,13 +14,13 @@ from sketchogd.lab.models import mlp
 from sketchogd.lab.streams import benchmark
 
 
-def train(tasks, protected: bool, epochs: int, rank: int, ridge: float, seed: int = 0):
+def train(tasks, memory: so.LayerSketch | None, epochs: int, seed: int = 0):
     torch.manual_seed(seed)
     model = mlp(outputs=2, seed=seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     protection = None
-    if protected:
-        protection = so.protect(model, optimizer, memory=so.LayerSketch(rank=rank, ridge=ridge), every=50)
+    if memory is not None:
+        protection = so.protect(model, optimizer, memory=memory, every=50)
     for task in tasks:
         for _ in range(epochs):
             for batch in torch.randperm(len(task.x_train)).split(10):
@@ -38,12 +38,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=30, help="epochs a task (default: the paper's 30)")
     parser.add_argument("--rank", type=int, default=200)
-    parser.add_argument("--ridge", type=float, default=0.1)
+    parser.add_argument("--ridge", type=float, default=0.1, help="softness of the memory that projects")
     options = parser.parse_args()
     tasks = list(benchmark("split-mnist"))
     print("accuracy after the last task     " + "  ".join(task.name for task in tasks) + "   mean")
-    for name, protected in [("plain SGD", False), ("layer memory", True)]:
-        scores, protection = train(tasks, protected, options.epochs, options.rank, options.ridge)
+    memories = {
+        "plain SGD": None,
+        f"layer memory, ridge {options.ridge:g}": so.LayerSketch(rank=options.rank, ridge=options.ridge),
+        "layer memory": so.LayerSketch(rank=options.rank),
+    }
+    for name, memory in memories.items():
+        scores, protection = train(tasks, memory, options.epochs)
         cells = "  ".join(f"{score:{max(5, len(task.name))}.3f}" for score, task in zip(scores, tasks, strict=True))
         print(f"{name:32} {cells}  {sum(scores) / len(scores):.3f}")
     print(protection.ledger())

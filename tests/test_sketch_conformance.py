@@ -13,6 +13,7 @@ D = 60
 # name → (maker by seed, whether the order and batching of rows leave the sketch unchanged up to rounding)
 CASES = {
     "gradient": (lambda seed=0: so.GradientSketch(20, seed=seed), False),
+    "gradient-sparse": (lambda seed=0: so.GradientSketch(20, seed=seed, test_matrix="sparse"), False),
     "product": (lambda seed=0: so.ProductSketch(20, seed=3), True),
     "product-gaussian": (lambda seed=0: so.ProductSketch(20, seed=3, test_matrix="gaussian"), True),
     "product-stored": (lambda seed=0: so.ProductSketch(20, seed=3, test_matrix=so.Gaussian(stored=True)), True),

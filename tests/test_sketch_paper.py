@@ -152,10 +152,11 @@ def optimum(real_gradients):
         (so.ProductSketch(200, test_matrix="gaussian"), 1.0, 1.30),
         (so.SymmetricSketch(100, 100), 1.0, 1.30),
         (so.GradientSketch(200), 1.2, 2.0),
+        (so.GradientSketch(200, test_matrix="sparse"), 1.2, 2.0),
         # The paper's accounting: 200 vectors of which 100 are the stored test matrix.
         (so.ProductSketch(100, test_matrix=so.Gaussian(stored=True)), 1.5, 2.3),
     ],
-    ids=["product", "product-gaussian", "symmetric", "gradient", "product-stored"],
+    ids=["product", "product-gaussian", "symmetric", "gradient", "gradient-sparse", "product-stored"],
 )
 def test_error_on_real_gradients_against_the_optimum_of_rank_200(real_gradients, optimum, sketch, least, most):
     sketch.bind(real_gradients.shape[1])

@@ -9,6 +9,7 @@ import sketchogd as so
 DTYPE = torch.float64
 SKETCHES = {
     "gradient": lambda: so.GradientSketch(12),
+    "gradient-sparse": lambda: so.GradientSketch(12, test_matrix="sparse"),
     "product": lambda: so.ProductSketch(12),
     "product-gaussian": lambda: so.ProductSketch(12, test_matrix=so.Gaussian(stored=True)),
     "product-identity": lambda: so.ProductSketch(200),

@@ -89,7 +89,7 @@ def outcomes(function, size, tmp_path, *arguments, limit=90, timeout=TIMEOUT):
     return found
 
 
-def together(function, size, tmp_path, *arguments, limit=90):
+def together(function, size, tmp_path, *arguments, limit=240):
     """What each process returned, in their order; fails if one of them did."""
     found = outcomes(function, size, tmp_path, *arguments, limit=limit)
     for rank in range(size):

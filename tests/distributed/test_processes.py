@@ -10,9 +10,12 @@ TOLERANCE = {"rtol": 1e-7, "atol": 1e-9}
 """Of float64 results that differ in the order of sums, through a few eigendecompositions."""
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_every_sketch_in_every_layout_is_that_of_one_process(size, tmp_path):
-    found = together(workers.every_sketch, size, tmp_path)
+@pytest.mark.parametrize(
+    ("size", "all_with_fsdp"),
+    [(1, False), (2, True), (3, False), (4, False), *(pytest.param(n, True, marks=pytest.mark.slow) for n in (1, 3, 4))],
+)
+def test_every_sketch_in_every_layout_is_that_of_one_process(size, all_with_fsdp, tmp_path):
+    found = together(workers.every_sketch, size, tmp_path, all_with_fsdp)
     makes = {**cases.SKETCHES, **cases.LAYERS}
     for case in found[0]:
         layout, name = case.split(" ")

@@ -63,7 +63,7 @@ def fsdp(size):
     return net
 
 
-def every_sketch(rank, size):
+def every_sketch(rank, size, all_with_fsdp):
     """{(layout, sketch): what `run` gives}."""
     found = {}
     for name, make in cases.SKETCHES.items():
@@ -73,8 +73,8 @@ def every_sketch(rank, size):
             found[f"ddp {key}"] = run(net, net.module, rank, size, make, **options)
             net = ddp()
             found[f"flat {key}"] = run(net, net.module, rank, size, make, **options, shard=True)
-            # Every example takes a pass through the whole group: all sketches with two processes, few with more.
-            if size == 2 or name in cases.PAPER:
+            # Every example takes a pass through the whole group, so usually only the paper's sketches go through this.
+            if all_with_fsdp or name in cases.PAPER:
                 net = fsdp(size)
                 found[f"fsdp {key}"] = run(net, net, rank, size, make, **options, n=FSDP_EXAMPLES)
     for name, make in cases.LAYERS.items():

@@ -67,7 +67,7 @@ def demo(seeds: int = 1) -> Preset:
         method("sgd"),
         method("ogd", examples=60),
         method("sketchogd", rank=150, examples=400),
-        method("layer-sketch", ridge=0.2),
+        method("layer-sketch"),
         method("a-gem", per_task=120, batch=30),
     ]
     training = Training(epochs=5, lr=0.01)

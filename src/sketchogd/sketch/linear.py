@@ -14,20 +14,35 @@ the largest entry seen, an exact scaling.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..linalg import gram, nystrom, orthonormal_coordinates, polish_, transform_, whiten
-from ..testmatrix import Gaussian, Identity, SparseSign, TestMatrix, derive_seed, named_test_matrix, normal_rows
+from ..testmatrix import (
+    Gaussian,
+    Identity,
+    SparseSign,
+    TestMatrix,
+    derive_seed,
+    hash32,
+    named_test_matrix,
+    normal_rows,
+)
 from .base import FactoredSketch, largest_rank, positive
+
+ROW_ENTRIES = 4
+"""How many rows of Y an observed row is added to by a `GradientSketch` with a sparse test matrix."""
 
 
 class GradientSketch(FactoredSketch):
-    """SketchOGD-1: Y = Ωᵀ G over all rows, each with a fresh normal row of Ω that is never kept.
+    """SketchOGD-1: Y = Ωᵀ G over all rows, each with a fresh row of Ω that is never kept.
 
-    Values are the squared singular values of Y divided by k, since E[YᵀY] = k M.
+    That row is standard normal ("gaussian", the paper's), or has ROW_ENTRIES entries ±√(k / ROW_ENTRIES) ("sparse"):
+    an observed row is then added to a few rows of Y in place of all k. Values are the squared singular values of Y
+    divided by k, since E[YᵀY] = k M for both.
 
     >>> sketch = GradientSketch(2).bind(3)
     >>> sketch.observe(torch.tensor([[1.0, 0.0, 0.0]] * 4))
@@ -37,15 +52,18 @@ class GradientSketch(FactoredSketch):
 
     name = "gradient"
 
-    def __init__(self, rank: int, *, seed: int = 0) -> None:
+    def __init__(self, rank: int, *, seed: int = 0, test_matrix: str = "gaussian") -> None:
         positive(rank=rank)
+        if test_matrix not in ("gaussian", "sparse"):
+            raise ValueError(f'test_matrix is "gaussian" or "sparse"; got {test_matrix!r}')
         self.rank = rank
         self.seed = seed
+        self.test_matrix = test_matrix
         self.merged_seeds: list[int] = []
 
     def settings(self) -> dict[str, Any]:
         """See `Sketch`."""
-        return {"rank": self.rank, "seed": self.seed}
+        return {"rank": self.rank, "seed": self.seed, "test_matrix": self.test_matrix}
 
     def cost(self, d: int, itemsize: int = 4) -> int:
         """k (d + k) numbers and k values."""
@@ -72,11 +90,27 @@ class GradientSketch(FactoredSketch):
         """Ω_bᵀ (k, b), with which Y += Ω_bᵀ G, for rows that `ahead` others come before."""
         # Row n of the stream draws from (seed, n): nothing to store, and no draw is ever used twice.
         row = self.offset + self.count + ahead
-        return normal_rows(row, len(G), len(self.rows), self.seed, self.dtype, self.device).T
+        if self.test_matrix == "gaussian":
+            return normal_rows(row, len(G), len(self.rows), self.seed, self.dtype, self.device).T
+        omega = torch.zeros(len(self.rows), len(G), dtype=self.dtype, device=self.device)
+        for place, value in self._entries(row, len(G)):
+            omega.scatter_add_(0, place[None], value[None])
+        return omega
+
+    def _entries(self, row: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """ROW_ENTRIES times, for rows from `row` on: which row of Y each is added to, and with which weight."""
+        k, size = len(self.rows), (len(self.rows) / ROW_ENTRIES) ** 0.5
+        for j in range(ROW_ENTRIES):
+            h = hash32(torch.arange(row, row + rows, device=self.device), derive_seed(self.seed, "entry", j))
+            yield ((h >> 1) * k) >> 31, ((h & 1) * 2 - 1).to(self.dtype) * size
 
     def _update(self, rows: Tensor, largest: float) -> None:
         self._open()
-        self.rows.addmm_(self.mixing(rows, largest), rows)
+        if self.test_matrix == "gaussian" or rows.is_cuda:  # a GPU adds rows in no fixed order, but multiplies in one
+            self.rows.addmm_(self.mixing(rows, largest), rows)
+            return
+        for place, value in self._entries(self.offset + self.count, len(rows)):
+            self.rows.index_add_(0, place, rows * value[:, None])
 
     def _factorise(self) -> tuple[Tensor, Tensor]:
         T, R = whiten(self.columns.total(gram(self.rows)))
@@ -85,8 +119,8 @@ class GradientSketch(FactoredSketch):
         return R @ polish_(self.rows[: len(T)], T, self.columns.total), values
 
     def _check_mergeable(self, other: "GradientSketch") -> None:
-        if other.rank != self.rank:
-            raise ValueError(f"sketches of rank {self.rank} and {other.rank} do not add up")
+        if (other.rank, other.test_matrix) != (self.rank, self.test_matrix):
+            raise ValueError(f"{self!r} and {other!r} do not add up: they need the same rank and test matrix")
         common = {self.seed, *self.merged_seeds} & {other.seed, *other.merged_seeds}
         if common:
             raise ValueError(
