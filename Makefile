@@ -23,6 +23,7 @@ test: lint
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/peak_memory.py
+	$(BIN)/sketchogd bench
 
 clean:
 	rm -rf .venv dist build
