@@ -10,10 +10,10 @@ TOLERANCE = {"rtol": 1e-7, "atol": 1e-9}
 """Of float64 results that differ in the order of sums, through a few eigendecompositions."""
 
 
-@pytest.mark.parametrize(
-    ("size", "all_with_fsdp"),
-    [(1, False), (2, True), (3, False), (4, False), *(pytest.param(n, True, marks=pytest.mark.slow) for n in (1, 3, 4))],
-)
+SLOW = [pytest.param(size, True, marks=pytest.mark.slow) for size in (1, 3, 4)]
+
+
+@pytest.mark.parametrize(("size", "all_with_fsdp"), [(1, False), (2, True), (3, False), (4, False), *SLOW])
 def test_every_sketch_in_every_layout_is_that_of_one_process(size, all_with_fsdp, tmp_path):
     found = together(workers.every_sketch, size, tmp_path, all_with_fsdp)
     makes = {**cases.SKETCHES, **cases.LAYERS}
