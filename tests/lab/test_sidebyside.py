@@ -8,7 +8,7 @@ import torch
 
 import sketchogd as so
 from sketchogd.baselines.examples import ExampleStore
-from sketchogd.lab import datasets, grid, models, records, sidebyside, streams, train
+from sketchogd.lab import datasets, grid, grouping, models, records, sidebyside, stacked, streams, train
 from sketchogd.lab.configs import RunConfig, Training
 from sketchogd.lab.methods import method
 from sketchogd.lab.settings import training_for
@@ -93,26 +93,26 @@ def test_adam_side_by_side(tmp_path):
 @pytest.mark.parametrize("hidden", [(), (7, 5)])
 def test_the_step_of_a_chain_is_that_of_autograd(hidden):
     net = models.mlp(12, hidden, 3, seed=1)
-    assert sidebyside.is_chain(net)
+    assert stacked.is_chain(net)
     state = {name: torch.randn(4, *p.shape, dtype=torch.float64) for name, p in net.named_parameters()}
     twin = {name: t.clone().requires_grad_() for name, t in state.items()}
     x, y = torch.randn(4, 6, 3, 4, dtype=torch.float64), torch.randint(0, 3, (4, 6))
     optimizer = torch.optim.SGD(list(twin.values()), lr=0.1)
     for _ in range(3):
-        logits = sidebyside.batched_logits(net, twin, x)
+        logits = stacked.batched_logits(net, twin, x)
         losses = torch.stack([torch.nn.functional.cross_entropy(z, t) for z, t in zip(logits, y, strict=True)])
         optimizer.zero_grad()
         losses.sum().backward()
         optimizer.step()
-        torch.testing.assert_close(sidebyside.chain_step_(net, state, x, y, 0.1), losses.detach())
+        torch.testing.assert_close(stacked.chain_step_(net, state, x, y, 0.1), losses.detach())
     torch.testing.assert_close(state, {name: t.detach() for name, t in twin.items()})
 
 
 def test_other_models_are_no_chains():
     linear = torch.nn.Linear(2, 2)
     for net in (linear, torch.nn.Sequential(linear), torch.nn.Sequential(torch.nn.Flatten(), linear, linear)):
-        assert not sidebyside.is_chain(net)
-    assert not sidebyside.is_chain(models.LeNet(2))
+        assert not stacked.is_chain(net)
+    assert not stacked.is_chain(models.LeNet(2))
 
 
 def test_joint_steps_are_projected_as_lazy_steps_are():
@@ -179,18 +179,16 @@ def test_groups_hold_what_can_share_a_loop():
     a, b, c = config("sketchogd"), config("sketchogd", seed=1), config("sketchogd", every=10)
     idle, other = config("sgd"), config("sketchogd", benchmark="split-mnist")
     raw = config("a-gem")
-    assert sidebyside.groups([a, raw, b, c, idle, other], 8) == [[idle, a, b], [raw], [c], [other]]
-    assert sidebyside.groups([a, b, idle], 2) == [[idle, a], [b]]
-    assert sidebyside.groups([a, b], 1) == [[a], [b]]
+    assert grouping.groups([a, raw, b, c, idle, other], 8) == [[idle, a, b], [raw], [c], [other]]
+    assert grouping.groups([a, b, idle], 2) == [[idle, a], [b]]
+    assert grouping.groups([a, b], 1) == [[a], [b]]
     one = 4 * 113_610 * 1200
-    assert sidebyside.groups([a, b], 8, room=2 * one) == [[a, b]]
-    assert sidebyside.groups([a, b], 8, room=2 * one - 1) == [[a], [b]]
+    assert grouping.groups([a, b], 8, room=2 * one) == [[a, b]]
+    assert grouping.groups([a, b], 8, room=2 * one - 1) == [[a], [b]]
     # normalisation that depends on the batch, and draws whose parts differ in size, need a loop of their own
     trained = RunConfig("split-cifar100", method("sgd"))
     frozen = replace(trained, training=training_for("split-cifar100"))
-    assert sidebyside.groups(
-        [trained, frozen, replace(frozen, seed=1), replace(frozen, method=method("replay"))], 8
-    ) == [
+    assert grouping.groups([trained, frozen, replace(frozen, seed=1), replace(frozen, method=method("replay"))], 8) == [
         [frozen, replace(frozen, seed=1)],
         [trained],
         [replace(frozen, method=method("replay"))],

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from sketchogd.lab import records, sidebyside, train
+from sketchogd.lab import grouping, records, sidebyside, train
 from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.records import State
 
@@ -84,7 +84,7 @@ def run_grid(
     most = TOGETHER.get(torch.device(devices[0]).type, 1) if together is None else together
     begun = [name for name in todo if (folder / name / "checkpoint.safetensors").exists()]
     pieces = [[by_name[name]] for name in begun]
-    pieces += sidebyside.groups([by_name[name] for name in todo if name not in begun], most, _room(devices[0]))
+    pieces += grouping.groups([by_name[name] for name in todo if name not in begun], most, _room(devices[0]))
     work = [(tuple(piece), folder, devices[i % len(devices)], data_folder) for i, piece in enumerate(pieces)]
     done = _one_by_one(work, tell) if jobs == 1 else _in_processes(work, jobs, tell)
     outcomes |= {outcome.run: outcome for outcome in done}

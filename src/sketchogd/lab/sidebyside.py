@@ -11,99 +11,28 @@ Letters: S runs, b examples in a batch, n examples of a task, T tasks.
 """
 
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
 from sketchogd.baselines import Baseline
 from sketchogd.baselines.examples import bytes_of_example
 from sketchogd.lab import metrics, models, records, train
-from sketchogd.lab.configs import OPTIMIZERS, RunConfig, make_optimizer, model_for, stream_of
-from sketchogd.lab.methods import KINDS, Setup, build, method
+from sketchogd.lab.configs import RunConfig, make_optimizer, model_for, stream_of
+from sketchogd.lab.grouping import projects
+from sketchogd.lab.methods import Setup, build
+from sketchogd.lab.stacked import batched_logits, chain_step_, is_chain, stacked, stacked_optimizer
 from sketchogd.lab.tasks import Pair, Stream
-
-
-def groups(configs: Sequence[RunConfig], most: int, room: int | None = None) -> list[list[RunConfig]]:
-    """The configs in groups of at most `most` that can be trained side by side; the order is kept within a group.
-
-    Runs share a group if they differ in seed and method only and project equally often. Methods that never project but
-    act at every step, such as replay, are a group of their own; plain training joins the first group there is. `room`
-    limits the bytes that the methods of a group are expected to keep.
-    """
-    found: dict[Any, list[RunConfig]] = {}
-    idle: dict[Any, list[RunConfig]] = {}
-    alone = []
-    for config in configs:
-        if most < 2 or not _joins(config):
-            alone.append([config])
-            continue
-        key = records.config_digest(replace(config, method=_ANY, seed=0, preset="").record())
-        if config.method.name == "sgd":
-            idle.setdefault(key, []).append(config)
-        else:
-            found.setdefault((key, config.method.every if _projects(config) else 0), []).append(config)
-    for key, members in idle.items():
-        home = next((name for name in found if name[0] == key), (key, 0))
-        found.setdefault(home, [])[:0] = members
-    return [piece for members in found.values() for piece in _pieces(members, most, room)] + alone
-
-
-def _pieces(configs: Sequence[RunConfig], most: int, room: int | None) -> Iterator[list[RunConfig]]:
-    piece: list[RunConfig] = []
-    taken = 0
-    for config in configs:
-        size = _expected_bytes(config)
-        if piece and (len(piece) == most or (room is not None and taken + size > room)):
-            yield piece
-            piece, taken = [], 0
-        piece.append(config)
-        taken += size
-    if piece:
-        yield piece
-
-
-_ANY = method("sgd")
 
 BLOCK = 50
 """Steps in a block where nothing is projected."""
-
-
-def _projects(config: RunConfig) -> bool:
-    return KINDS[config.method.name].every != 1
-
-
-def _expected_bytes(config: RunConfig) -> int:
-    """About what a method will keep, from its settings alone."""
-    chosen = config.method
-    if chosen.budget is not None:
-        return chosen.budget
-    if chosen.name in ("layer-sketch", "gpm"):
-        return 32 << 20
-    p, T = (1_601_500, 20) if config.benchmark == "split-cifar100" else (113_610, 10)
-    options = chosen.options
-    vectors = options.get("rank", 0) + options.get("corank", 0) + options.get("buffer", 0)
-    vectors *= 2 if chosen.name in ("sketchogd-2", "sketchogd-3") else 1  # their test matrices are stored
-    vectors += T * options.get("components", 0) + options.get("samples", 0)
-    vectors += options.get("capacity", 0) if chosen.name == "random-ogd" else 0
-    vectors += T * (chosen.examples or 0) if chosen.name == "ogd" else 0
-    return 4 * p * vectors
-
-
-def _joins(config: RunConfig) -> bool:
-    """Whether a run can be one of a group: normalisation must not depend on the batch, nor shapes on the draw."""
-    if config.benchmark != "split-cifar100":
-        return True
-    plain = config.training.optimizer == "sgd" and config.training.eval_after_first_step
-    return plain and "conv*" in config.training.frozen and config.method.name != "replay"
 
 
 @dataclass(eq=False)
@@ -163,7 +92,7 @@ def run(
     device: str | torch.device = "cpu",
     progress: train.Progress | None = None,
 ) -> list[metrics.Summary]:
-    """Do the runs of one group (see `groups`), each in its folder, as `train.run` would; nothing is resumed.
+    """Do the runs of one group (see `grouping`), each in its folder, as `train.run` would; nothing is resumed.
 
     Raises:
         RecordError: a folder holds a run of another config, or another process works on it.
@@ -183,7 +112,7 @@ def run(
 
 
 class Group:
-    """Runs of one group (see `groups`) with their weights side by side, and the loop that trains them."""
+    """Runs of one group (see `grouping`) with their weights side by side, and the loop that trains them."""
 
     def __init__(
         self,
@@ -195,7 +124,7 @@ class Group:
     ) -> None:
         first = configs[0]
         self.training, self.device, self.progress = first.training, device, progress
-        self.every = max((c.method.every for c in configs if _projects(c)), default=BLOCK)
+        self.every = max((c.method.every for c in configs if projects(c)), default=BLOCK)
         self.steps = 0
         self.spent: dict[str, float] = {}
         self.last: dict[str, float] = {}
@@ -215,8 +144,8 @@ class Group:
         nets = [model_for(self.stream, config.seed).to(device) for config in configs]
         # Each run's own optimizer never steps; it freezes what is frozen and carries the hooks of the protection.
         self.idle = [make_optimizer(net, self.training) for net in nets]
-        self.stack = _stacked(nets)
-        self.optimizer = _optimizer(list(self.stack.trained.values()), first)
+        self.stack = stacked(nets)
+        self.optimizer = stacked_optimizer(list(self.stack.trained.values()), first)
         for i, (config, place, model) in enumerate(zip(configs, places, nets, strict=True)):
             learner = self._learner(config, model, self.idle[i], unique.index(keys[i]))
             blank = np.full((T, T), np.nan)
@@ -463,84 +392,3 @@ class Group:
     def _tell(self, epochs: float, doing: str) -> None:
         if self.progress is not None:
             self.progress(epochs, len(self.stream) * self.training.epochs, doing)
-
-
-# ---------------------------------------------------------------- weights side by side
-
-
-def batched_logits(net: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Logits (S, b, C) of S models with the weights `state`, each tensor of it (S, …), for their inputs x (S, b, …)."""
-    return vmap(lambda weights, inputs: functional_call(net, weights, (inputs,)))(state, x)
-
-
-def is_chain(net: nn.Module) -> bool:
-    """Whether a model is linear layers with ReLUs between them, on flattened inputs."""
-    kinds = [type(module) for module in net] if isinstance(net, nn.Sequential) else []
-    linear = [nn.Linear] + [nn.ReLU, nn.Linear] * (len(kinds) // 2 - 1)
-    return kinds == [nn.Flatten, *linear]
-
-
-@torch.no_grad()
-def chain_step_(net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, lr: float) -> Tensor:
-    """One step of plain SGD on S chains (see `is_chain`), in place; returns their losses (S,) before it.
-
-    The same as a backward pass through `batched_logits` and a step of torch.optim.SGD, with half as many kernels, and
-    no gradient is ever stored: with δ (S, b, fan-out) for each layer, W −= lr δᵀ a is one product.
-    """
-    layers = [(weights[f"{n}.weight"], weights[f"{n}.bias"]) for n, m in net.named_children() if type(m) is nn.Linear]
-    a, inputs = x.flatten(2), []
-    for i, (W, bias) in enumerate(layers):
-        inputs.append(a)
-        a = torch.baddbmm(bias.unsqueeze(1), a, W.transpose(1, 2))
-        a = a.relu_() if i + 1 < len(layers) else a
-    log_p, true = a.log_softmax(-1), y.unsqueeze(-1)
-    losses = -log_p.gather(-1, true).squeeze(-1).mean(1)
-    delta = log_p.exp_().scatter_add_(-1, true, torch.full_like(true, -1, dtype=log_p.dtype)).div_(y.shape[1])
-    for i, (W, bias) in reversed(list(enumerate(layers))):
-        below = torch.bmm(delta, W).mul_(inputs[i] > 0) if i else delta
-        W.baddbmm_(delta.transpose(1, 2), inputs[i], alpha=-lr)
-        bias.sub_(delta.sum(1), alpha=lr)
-        delta = below
-    return losses
-
-
-@dataclass(eq=False)
-class _Stack:
-    """Every parameter and buffer of S models as one tensor (S, …): `trained` are leaves, `fixed` the rest."""
-
-    trained: dict[str, Tensor]
-    fixed: dict[str, Tensor]
-
-    def lend_gradients(self, s: int, model: nn.Module) -> None:
-        """Give model s views of its own gradients, to be changed in place."""
-        named = dict(model.named_parameters())
-        for name, leaf in self.trained.items():
-            assert leaf.grad is not None
-            named[name].grad = leaf.grad[s]
-
-
-def _stacked(nets: Sequence[nn.Module]) -> _Stack:
-    """Stack the weights of equal models, which then have views into the stack instead of tensors of their own."""
-    trained, fixed = {}, {}
-    for name, first in itertools.chain(nets[0].named_parameters(), nets[0].named_buffers()):
-        whole = torch.stack([_named(net)[name].detach() for net in nets])
-        for s, net in enumerate(nets):
-            _named(net)[name].data = whole[s]
-        if isinstance(first, nn.Parameter) and first.requires_grad:
-            trained[name] = whole.requires_grad_()
-        else:
-            fixed[name] = whole
-    return _Stack(trained, fixed)
-
-
-def _named(net: nn.Module) -> dict[str, Tensor]:
-    return {**dict(net.named_parameters()), **dict(net.named_buffers())}
-
-
-def _optimizer(leaves: list[Tensor], config: RunConfig) -> torch.optim.Optimizer:
-    """The config's optimizer on the stacked weights: all of them work element by element."""
-    optimizer = OPTIMIZERS[config.training.optimizer](leaves, lr=config.training.lr)
-    for group in optimizer.param_groups:
-        if "capturable" in group:
-            group["capturable"] = leaves[0].is_cuda
-    return optimizer

@@ -1,0 +1,92 @@
+"""Weights side by side: the parameters of S equal models as one tensor (S, …) each, and a step that moves all of them.
+
+Letters: S models, b examples in a batch, C logits.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from sketchogd.lab.configs import OPTIMIZERS, RunConfig
+
+
+def batched_logits(net: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Logits (S, b, C) of S models with the weights `state`, each tensor of it (S, …), for their inputs x (S, b, …)."""
+    return vmap(lambda weights, inputs: functional_call(net, weights, (inputs,)))(state, x)
+
+
+def is_chain(net: nn.Module) -> bool:
+    """Whether a model is linear layers with ReLUs between them, on flattened inputs."""
+    kinds = [type(module) for module in net] if isinstance(net, nn.Sequential) else []
+    linear = [nn.Linear] + [nn.ReLU, nn.Linear] * (len(kinds) // 2 - 1)
+    return kinds == [nn.Flatten, *linear]
+
+
+@torch.no_grad()
+def chain_step_(net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, lr: float) -> Tensor:
+    """One step of plain SGD on S chains (see `is_chain`), in place; returns their losses (S,) before it.
+
+    The same as a backward pass through `batched_logits` and a step of torch.optim.SGD, with half as many kernels, and
+    no gradient is ever stored: with δ (S, b, fan-out) for each layer, W −= lr δᵀ a is one product.
+    """
+    layers = [(weights[f"{n}.weight"], weights[f"{n}.bias"]) for n, m in net.named_children() if type(m) is nn.Linear]
+    a, inputs = x.flatten(2), []
+    for i, (W, bias) in enumerate(layers):
+        inputs.append(a)
+        a = torch.baddbmm(bias.unsqueeze(1), a, W.transpose(1, 2))
+        a = a.relu_() if i + 1 < len(layers) else a
+    log_p, true = a.log_softmax(-1), y.unsqueeze(-1)
+    losses = -log_p.gather(-1, true).squeeze(-1).mean(1)
+    delta = log_p.exp_().scatter_add_(-1, true, torch.full_like(true, -1, dtype=log_p.dtype)).div_(y.shape[1])
+    for i, (W, bias) in reversed(list(enumerate(layers))):
+        below = torch.bmm(delta, W).mul_(inputs[i] > 0) if i else delta
+        W.baddbmm_(delta.transpose(1, 2), inputs[i], alpha=-lr)
+        bias.sub_(delta.sum(1), alpha=lr)
+        delta = below
+    return losses
+
+
+@dataclass(eq=False)
+class Stack:
+    """Every parameter and buffer of S models as one tensor (S, …): `trained` are leaves, `fixed` the rest."""
+
+    trained: dict[str, Tensor]
+    fixed: dict[str, Tensor]
+
+    def lend_gradients(self, s: int, model: nn.Module) -> None:
+        """Give model s views of its own gradients, to be changed in place."""
+        named = dict(model.named_parameters())
+        for name, leaf in self.trained.items():
+            assert leaf.grad is not None
+            named[name].grad = leaf.grad[s]
+
+
+def stacked(nets: Sequence[nn.Module]) -> Stack:
+    """Stack the weights of equal models, which then have views into the stack instead of tensors of their own."""
+    trained, fixed = {}, {}
+    for name, first in itertools.chain(nets[0].named_parameters(), nets[0].named_buffers()):
+        whole = torch.stack([_named(net)[name].detach() for net in nets])
+        for s, net in enumerate(nets):
+            _named(net)[name].data = whole[s]
+        if isinstance(first, nn.Parameter) and first.requires_grad:
+            trained[name] = whole.requires_grad_()
+        else:
+            fixed[name] = whole
+    return Stack(trained, fixed)
+
+
+def _named(net: nn.Module) -> dict[str, Tensor]:
+    return {**dict(net.named_parameters()), **dict(net.named_buffers())}
+
+
+def stacked_optimizer(leaves: list[Tensor], config: RunConfig) -> torch.optim.Optimizer:
+    """The config's optimizer on the stacked weights: all of them work element by element."""
+    optimizer = OPTIMIZERS[config.training.optimizer](leaves, lr=config.training.lr)
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = leaves[0].is_cuda
+    return optimizer
