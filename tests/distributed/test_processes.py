@@ -29,8 +29,9 @@ def test_every_sketch_in_every_layout_is_that_of_one_process(size, all_with_fsdp
             for part in ("energy", "parts", "weights"):
                 torch.testing.assert_close(result[part], expected[part], **TOLERANCE, msg=lambda m: f"{where}: {m}")  # noqa: B023
             for mine, theirs in zip(result["values"], expected["values"], strict=True):
-                if name == "pca":  # its directions of equal size may be turned among themselves
-                    mine, theirs = mine.sum(), theirs.sum()
-                torch.testing.assert_close(mine, theirs, **TOLERANCE, msg=lambda m: f"{where}: {m}")  # noqa: B023
+                near = TOLERANCE
+                if name == "pca":  # its directions of equal size may be turned among themselves; values in float32
+                    mine, theirs, near = mine.sum(), theirs.sum(), {"rtol": 1e-6, "atol": 0.0}
+                torch.testing.assert_close(mine, theirs, **near, msg=lambda m: f"{where}: {m}")  # noqa: B023
             assert result["displacement"] == pytest.approx(expected["displacement"], rel=1e-6), where
             assert torch.equal(result["weights"], found[0][case]["weights"]), where
