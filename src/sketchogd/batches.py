@@ -3,7 +3,7 @@
 Letters: b examples, C logits of one example. Nothing here looks inside a model; `signals` does.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -111,3 +111,36 @@ def map_tensors_of_output(function: Callable[[Tensor], Tensor], output: Any) -> 
     if isinstance(output, (Tensor, Mapping, tuple, list)):
         return map_tensors(function, output)
     return function(logits_of(output))
+
+
+def limited(batches: Iterable[Any], examples: int | None) -> Iterator[tuple[Any, Any]]:
+    """(inputs, targets) of each batch, until there were so many examples."""
+    left = examples
+    for batch in batches:
+        if left is not None and left <= 0:
+            break
+        inputs, targets = split_batch(batch)
+        if left is not None:
+            take = min(left, batch_size(inputs))
+            inputs, targets = (map_tensors(lambda t: t[:take], value) for value in (inputs, targets))  # noqa: B023
+            left -= take
+        yield inputs, targets
+
+
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """(inputs, targets) of what a loader yields: a pair, a mapping with "labels", or inputs alone.
+
+    >>> split_batch({"input_ids": 1, "labels": 2})
+    ({'input_ids': 1}, 2)
+    """
+    if isinstance(batch, Mapping):
+        inputs = {key: value for key, value in batch.items() if key != "labels"}
+        return inputs, batch.get("labels")
+    if isinstance(batch, Tensor):
+        return batch, None
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise TypeError(
+        f'a batch is (inputs, targets), a mapping with "labels", or a tensor of inputs; got {type(batch).__name__}'
+        + (f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else "")
+    )

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from . import storage
-from .batches import Output, batch_size, map_tensors
+from .batches import Output, batch_size, limited, map_tensors
 from .budget import Ledger, memory_for
 from .errors import ProtectionError, StorageError
 from .memory import REGISTRY, GradientMemory, Held, Memory
@@ -145,10 +145,10 @@ class Protection:
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
             batches = DataLoader(batches, batch_size=256)
         if self._team is None:
-            for inputs, targets in _limited(batches, examples):
+            for inputs, targets in limited(batches, examples):
                 self.observe(inputs, targets)
         else:
-            self._observe_together(_limited(batches, self._team.limit(batches, examples)))
+            self._observe_together(limited(batches, self._team.limit(batches, examples)))
         self.memory.end_task()
         self.refresh()
 
@@ -426,39 +426,6 @@ class Protection:
             "a Protection belongs to its model and optimizer and cannot be copied or pickled; use state_dict() or "
             "save(), and load into the protection of the copied model"
         )
-
-
-def _limited(batches: Iterable[Any], examples: int | None) -> Iterator[tuple[Any, Any]]:
-    """(inputs, targets) of each batch, until there were so many examples."""
-    left = examples
-    for batch in batches:
-        if left is not None and left <= 0:
-            break
-        inputs, targets = split_batch(batch)
-        if left is not None:
-            take = min(left, batch_size(inputs))
-            inputs, targets = (map_tensors(lambda t: t[:take], value) for value in (inputs, targets))  # noqa: B023
-            left -= take
-        yield inputs, targets
-
-
-def split_batch(batch: Any) -> tuple[Any, Any]:
-    """(inputs, targets) of what a loader yields: a pair, a mapping with "labels", or inputs alone.
-
-    >>> split_batch({"input_ids": 1, "labels": 2})
-    ({'input_ids': 1}, 2)
-    """
-    if isinstance(batch, Mapping):
-        inputs = {key: value for key, value in batch.items() if key != "labels"}
-        return inputs, batch.get("labels")
-    if isinstance(batch, Tensor):
-        return batch, None
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    raise TypeError(
-        f'a batch is (inputs, targets), a mapping with "labels", or a tensor of inputs; got {type(batch).__name__}'
-        + (f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else "")
-    )
 
 
 def _require_same_parameters(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
