@@ -37,7 +37,16 @@ ROW_ENTRIES = 4
 """How many rows of Y an observed row is added to by a `GradientSketch` with a sparse test matrix."""
 
 
-class GradientSketch(FactoredSketch):
+class LinearSketch(FactoredSketch):
+    """What the three have in common: sketches of two streams add up to the sketch of both."""
+
+    def summand(self) -> Tensor:
+        """Y, with W below it in method 3, times 4^(-exponent)."""
+        self._open()
+        return self.rows
+
+
+class GradientSketch(LinearSketch):
     """SketchOGD-1: Y = Ωᵀ G over all rows, each with a fresh row of Ω that is never kept.
 
     That row is standard normal ("gaussian", the paper's), or has ROW_ENTRIES entries ±√(k / ROW_ENTRIES) ("sparse"):
@@ -80,11 +89,6 @@ class GradientSketch(FactoredSketch):
 
     def _allocate(self) -> None:
         self.rows = torch.zeros(min(self.rank, self.d), self.columns.width, dtype=self.dtype, device=self.device)
-
-    def summand(self) -> Tensor:
-        """Y."""
-        self._open()
-        return self.rows
 
     def mixing(self, G: Tensor, largest: float, ahead: int = 0) -> Tensor:
         """Ω_bᵀ (k, b), with which Y += Ω_bᵀ G, for rows that `ahead` others come before."""
@@ -137,7 +141,7 @@ class GradientSketch(FactoredSketch):
         self.merged_seeds = [int(seed) for seed in counters["merged_seeds"]]
 
 
-class ProductSketch(FactoredSketch):
+class ProductSketch(LinearSketch):
     """SketchOGD-2: Y = Ωᵀ M with a test matrix that is fixed by the seed.
 
     The values and rows of `spectrum` are the eigenpairs of the Nyström approximation Yᵀ (Y Ω)⁺ Y of M. Where the
@@ -186,11 +190,6 @@ class ProductSketch(FactoredSketch):
         self.rows = torch.zeros(k, self.columns.width, dtype=self.dtype, device=self.device)
         self.omega = _bound(self, k, "omega")
 
-    def summand(self) -> Tensor:
-        """Y · 4^(-exponent)."""
-        self._open()
-        return self.rows
-
     def mixing(self, G: Tensor, largest: float, ahead: int = 0) -> Tensor:
         """(G Ω)ᵀ (k, b) to scale, with which Y += (G Ω)ᵀ G; G has all d columns, `largest` is that of all processes."""
         self._open()
@@ -229,7 +228,7 @@ class ProductSketch(FactoredSketch):
         self.exponent = counters["exponent"]
 
 
-class SymmetricSketch(FactoredSketch):
+class SymmetricSketch(LinearSketch):
     """SketchOGD-3: Y = Ωᵀ M and W = Ψ M, with a basis of the symmetric low-rank approximation of M.
 
     Y and W stand in one block of k + l rows. Written in coordinates of an orthonormal basis E of all these rows, the
@@ -284,11 +283,6 @@ class SymmetricSketch(FactoredSketch):
         k, corank = min(self.rank, self.d), min(self.corank, self.d)
         self.rows = torch.zeros(k + corank, self.columns.width, dtype=self.dtype, device=self.device)
         self.omega, self.psi = _bound(self, k, "omega"), _bound(self, corank, "psi")
-
-    def summand(self) -> Tensor:
-        """Y and W, one below the other, times 4^(-exponent)."""
-        self._open()
-        return self.rows
 
     def mixing(self, G: Tensor, largest: float, ahead: int = 0) -> Tensor:
         """[(G Ω)ᵀ; (G Ψᵀ)ᵀ] to scale, for G with all d columns; `largest` is that of all processes."""
