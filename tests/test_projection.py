@@ -395,6 +395,24 @@ def test_a_basis_in_bfloat16_still_does_not_leak():
         so.GradientMemory(so.ProductSketch(4), basis_dtype="int8")
 
 
+@pytest.mark.gpu
+def test_an_offloaded_sketch_is_on_the_host_while_the_model_trains():
+    projectors = []
+    for offload in (None, "cpu"):
+        model = network().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        memory = so.GradientMemory(so.ProductSketch(40), basis_dtype="bfloat16", offload=offload)
+        protection = so.protect(model, optimizer, memory=memory)
+        for seed in (0, 3):
+            protection.remember([data(seed)])
+            assert {t.device.type for t in memory.sketch.tensors().values()} == {offload or "cuda"}
+            assert protection.projector.basis.is_cuda
+        projectors.append(protection.projector)
+    v = torch.randn(protection.parameters.p, device="cuda")
+    first, second = (projector.project_(v.clone()) for projector in projectors)
+    assert torch.allclose(first, second, atol=1e-4)
+
+
 def test_half_precision_weights_are_projected_as_well_as_they_can_hold():
     model = network(torch.bfloat16)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)

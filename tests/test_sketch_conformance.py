@@ -330,3 +330,27 @@ def test_budget(case):
             assert bigger.cost(50) > 12_000 or sketch.settings()[key] >= 50
     with pytest.raises(ValueError, match="budget is 10"):
         cls.from_budget(10, 50)
+
+
+def test_everything_moves_to_another_device(case):
+    sketch = observe(make(case), low_rank(50, 10), 20)
+    sketch.spectrum()
+    before = set(sketch.tensors())
+    sketch.move_("meta")
+    assert sketch.device.type == "meta"
+    assert set(sketch.tensors()) == before
+    assert {t.device.type for t in sketch.tensors().values()} == {"meta"}
+
+
+@pytest.mark.gpu
+def test_a_sketch_goes_on_after_moving(case):
+    first, second = low_rank(80, 15), low_rank(80, 15, seed=1)
+    there, here = make(case), make(case)
+    there.move_("cuda")
+    for sketch in (there, here):
+        observe(sketch, first, 40)
+        sketch.basis()
+    there.move_("cpu")
+    for sketch in (there, here):
+        observe(sketch, second, 40)
+    assert outside(there.basis(), here.basis()) < 1e-2

@@ -92,6 +92,12 @@ class TestMatrix(ABC):
         bound._prepare(dtype, device)
         return bound
 
+    def move_(self, device: torch.device | str) -> None:
+        """Bring what is stored to another device."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                vars(self)[name] = value.to(device)
+
     def whole(self, dtype: torch.dtype, device: torch.device) -> "TestMatrix":
         """The same Ω for rows with all d coordinates, not stored."""
         if self.columns.width == self.d:

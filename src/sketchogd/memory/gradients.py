@@ -22,9 +22,10 @@ class GradientMemory(Memory):
     """One sketch of all gradients; the projector is hard, on the sketch's basis.
 
     The basis stands in the sketch's own memory, and is used up by the next observe. With `basis_dtype` (float32,
-    "bfloat16", …) or `offload` (the device that holds the sketch, "cpu") the projector has a basis of its own on the
-    model's device: training can then go on with the old basis while new examples are observed. A memory that would
-    take more than `limit` bytes in this process is refused.
+    "bfloat16", …) or `offload` ("cpu") the projector has a basis of its own on the model's device: training can then go
+    on with the old basis while new examples are observed. `offload` is where the sketch is while the model trains; from
+    the first example that is observed until the projector is made it is on the model's device, where the work is done.
+    A memory that would take more than `limit` bytes in this process is refused.
     """
 
     name = "gradients"
@@ -82,6 +83,8 @@ class GradientMemory(Memory):
     def observe(self, inputs: Any, targets: Any) -> None:
         """See `Memory`."""
         require_finite(self.signals, inputs, targets)
+        if self.offload is not None:
+            self.sketch.move_(self.parameters.device)
         for rows in self.signals.chunks(inputs, targets):
             self.sketch.observe(rows)
             del rows  # or it would stay while the next chunk is made
@@ -100,6 +103,8 @@ class GradientMemory(Memory):
         if self._basis.dtype != self.parameters.dtype:
             K = self.parameters.columns.total(gram(self._basis))
             self._gram_inverse = torch.linalg.inv(K).to(self.parameters.dtype)
+        if self.offload is not None:
+            self.sketch.move_(self.offload)
         return BasisProjector(self._basis, gram_inverse=self._gram_inverse, columns=self.parameters.columns)
 
     def sensitivity(self) -> float | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..columns import Columns, Whole
 from ..errors import NonFiniteError
 from ..linalg import restore_, squared_norm
+from ..testmatrix import TestMatrix
 
 Self = TypeVar("Self", bound="Sketch")
 
@@ -125,6 +126,15 @@ class Sketch(ABC):
         self._update(rows, largest)
         self.count += len(rows)
         self.energy += energy
+
+    def move_(self, device: torch.device | str) -> None:
+        """Bring everything that is kept to another device; what is observed from now on is summed up there."""
+        self.device = torch.device(device)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                vars(self)[name] = value.to(self.device)
+            elif isinstance(value, (Sketch, TestMatrix)):
+                value.move_(device)
 
     def end_task(self) -> None:  # noqa: B027 - most sketches do not care about tasks
         """Say that a task is over. Only sketches that work task by task do anything here."""
