@@ -200,7 +200,7 @@ def test_a_grid_trains_together_and_takes_up_checkpoints_alone(tmp_path, monkeyp
     configs = [RunConfig("rotated-mnist", method("sgd"), training, seed, **SMALL) for seed in range(3)]
     sizes = []
     run = sidebyside.run
-    monkeypatch.setattr(sidebyside, "run", lambda configs, *a, **k: (sizes.append(len(configs)), run(configs, *a, **k)))
+    monkeypatch.setattr(sidebyside, "run", lambda configs, *a, **k: sizes.append(len(configs)) or run(configs, *a, **k))
     place = records.RunFolder(tmp_path / configs[1].name)
     stop = RuntimeError("stop")
 
@@ -219,10 +219,25 @@ def test_a_grid_trains_together_and_takes_up_checkpoints_alone(tmp_path, monkeyp
     assert [o.status for o in grid.run_grid(configs, tmp_path, together=8)] == ["skipped"] * 3
 
 
-def test_a_loss_that_is_not_finite_fails_the_group(tmp_path):
-    training = Training(epochs=1, lr=1e30)
-    configs = [RunConfig("rotated-mnist", method("sgd"), training, seed, **SMALL) for seed in (0, 1)]
-    outcomes = grid.run_grid(configs, tmp_path, together=2)
-    assert [o.status for o in outcomes] == ["failed", "failed"]
-    assert "lower lr" in outcomes[0].message
-    assert records.load(tmp_path / configs[1].name).status == "failed"
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_whose_loss_is_not_finite_fails_alone(jobs, tmp_path):
+    training = Training(epochs=1, lr=0.01)
+    chosen = [method("ewc", strength=1.0), method("ewc", strength=1e30), method("ewc", strength=2.0)]
+    configs = [RunConfig("rotated-mnist", m, training, 0, **SMALL) for m in chosen]
+    names = [config.name for config in configs]
+    updates = []
+    outcomes = grid.run_grid(configs, tmp_path / "together", together=3, jobs=jobs, listener=updates.append)
+    assert [(o.run, o.status) for o in outcomes] == list(zip(names, ["finished", "failed", "finished"], strict=True))
+    assert "lower lr" in outcomes[1].message
+    assert outcomes[0].message == outcomes[2].message == ""
+    last = {update.run: update.doing for update in updates}
+    assert last == {o.run: o.status for o in outcomes}
+    found = [records.load(tmp_path / "together" / name) for name in names]
+    assert [run.status for run in found] == ["finished", "failed", "finished"]
+    assert "error" not in found[0].record
+    assert "lower lr" in found[1].record["error"]["message"]
+    grid.run_grid([configs[0], configs[2]], tmp_path / "alone")
+    for i in (0, 2):
+        assert np.allclose(found[i].accuracy, records.load(tmp_path / "alone" / names[i]).accuracy, atol=0.01)
+    again = grid.run_grid(configs, tmp_path / "together", together=3)
+    assert [o.status for o in again] == ["skipped", "failed", "skipped"]

@@ -96,9 +96,9 @@ Work = tuple[tuple[RunConfig, ...], Path, str, str | Path | None]
 
 
 def _room(device: str) -> int | None:
-    """Bytes for what the methods of one piece keep: part of a GPU's memory; unlimited elsewhere."""
+    """Bytes for what the methods of one piece keep: part of what is free on a GPU; unlimited elsewhere."""
     chosen = torch.device(device)
-    return int(0.6 * torch.cuda.mem_get_info(chosen)[1]) if chosen.type == "cuda" else None
+    return int(0.6 * torch.cuda.mem_get_info(chosen)[0]) if chosen.type == "cuda" else None
 
 
 def _do(work: Work, tell: Listener) -> list[Outcome]:
@@ -111,11 +111,13 @@ def _do(work: Work, tell: Listener) -> list[Outcome]:
             tell(Update(config.name, done / whole, doing))
 
     options: dict[str, Any] = {"data_folder": data_folder, "device": device, "progress": progress}
+    problems: list[Exception | None] = [None] * len(configs)
     try:
         if len(configs) == 1:
             train.run(configs[0], folders[0], **options)
         else:
-            sidebyside.run(configs, folders, **options)
+            ended = sidebyside.run(configs, folders, **options)
+            problems = [end if isinstance(end, Exception) else None for end in ended]
     except Exception as error:
         for config, folder in zip(configs, folders, strict=True):
             if not (folder / "run.json").exists():
@@ -123,12 +125,13 @@ def _do(work: Work, tell: Listener) -> list[Outcome]:
                 place = records.RunFolder(folder)
                 place.start(config.record(), "cpu")
                 place.fail(error)
-        status, message = "failed", f"{type(error).__name__}: {error}"
-    else:
-        status, message = "finished", ""
-    for config in configs:
-        tell(Update(config.name, 1.0, status))
-    return [Outcome(config.name, status, message) for config in configs]
+        problems = [error] * len(configs)
+    outcomes = []
+    for config, problem in zip(configs, problems, strict=True):
+        message = "" if problem is None else f"{type(problem).__name__}: {problem}"
+        outcomes.append(Outcome(config.name, "finished" if problem is None else "failed", message))
+        tell(Update(config.name, 1.0, outcomes[-1].status))
+    return outcomes
 
 
 def _one_by_one(work: Sequence[Work], tell: Listener) -> list[Outcome]:

@@ -47,6 +47,7 @@ class _Lane:
     matrix: np.ndarray
     initial: np.ndarray
     hooked: bool = False
+    error: FloatingPointError | None = None
 
     def __post_init__(self) -> None:
         kind = type(self.learner)
@@ -91,12 +92,13 @@ def run(
     data_folder: str | Path | None = None,
     device: str | torch.device = "cpu",
     progress: train.Progress | None = None,
-) -> list[metrics.Summary]:
+) -> list[metrics.Summary | FloatingPointError]:
     """Do the runs of one group (see `grouping`), each in its folder, as `train.run` would; nothing is resumed.
+
+    A run whose loss is no longer finite is marked failed, and its error stands in the place of its summary.
 
     Raises:
         RecordError: a folder holds a run of another config, or another process works on it.
-        FloatingPointError: the loss of a run is no longer finite; all runs of the group are marked failed.
     """
     with contextlib.ExitStack() as held:
         places = [records.RunFolder(folder) for folder in folders]
@@ -170,7 +172,7 @@ class Group:
 
     # ---------------------------------------------------------------- the loop
 
-    def train(self) -> list[metrics.Summary]:
+    def train(self) -> list[metrics.Summary | FloatingPointError]:
         """All tasks, one after another."""
         T, epochs = len(self.stream), self.training.epochs
         scores = self._evaluate(range(T))
@@ -181,15 +183,17 @@ class Group:
             self._tell((t + 1) * epochs, f"remembering task {t + 1} of {T}")
             self.remember_task()
             for lane, row in zip(self.lanes, self._evaluate(range(T)), strict=True):
-                lane.matrix[t] = row
-                lane.place.save_accuracy(lane.matrix, lane.initial)
-        return [self._finish(lane) for lane in self.lanes]
+                if lane.error is None:
+                    lane.matrix[t] = row
+                    lane.place.save_accuracy(lane.matrix, lane.initial)
+        return [lane.error or self._finish(lane) for lane in self.lanes]
 
     def remember_task(self) -> None:
         """Let every method take what it keeps from the task at hand."""
         with self._measuring("remember"):
             for lane in self.lanes:
-                lane.learner.end_task(*self.data.of(lane), self.head)
+                if lane.error is None:
+                    lane.learner.end_task(*self.data.of(lane), self.head)
 
     def train_task(self, t: int) -> None:
         """All epochs of task t."""
@@ -351,14 +355,15 @@ class Group:
     def _record(self, t: int, epoch: int, per_epoch: int) -> None:
         means = (self.loss / per_epoch).tolist()
         for lane, mean in zip(self.lanes, means, strict=True):
-            if not np.isfinite(mean):
-                raise FloatingPointError(
-                    f"the loss of {lane.config.name}, task {t + 1}, epoch {epoch + 1} is {mean}; lower lr"
-                )
+            if lane.error is None and not np.isfinite(mean):
+                lane.error = FloatingPointError(f"the loss of task {t + 1}, epoch {epoch + 1} is {mean}; lower lr")
+                lane.place.fail(lane.error)
         if not self.training.curve:
             return
         for lane, mean, scores in zip(self.lanes, means, self._evaluate(range(t + 1)), strict=True):
-            lane.place.append({"event": "evaluation", "task": t, "epoch": epoch + 1, "accuracy": scores, "loss": mean})
+            event = {"event": "evaluation", "task": t, "epoch": epoch + 1, "accuracy": scores, "loss": mean}
+            if lane.error is None:
+                lane.place.append(event)
 
     def _finish(self, lane: _Lane) -> metrics.Summary:
         S = len(self.lanes)
