@@ -1,6 +1,10 @@
-"""Time and memory over rank, parameters and gradients: a table, the fitted exponents, and a figure."""
+"""Time and memory over rank, parameters and gradients: a table, the fitted exponents, and a figure.
+
+Where matplotlib is missing: `--json FILE` there, and `--from-json FILE --figure FIGURE` elsewhere.
+"""
 
 import argparse
+import importlib.util
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +20,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--from-json", type=Path, help="measure nothing; draw the points of this file")
     options = parser.parse_args()
+    if options.figure is not None and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--figure needs matplotlib; write --json here and draw it elsewhere with --from-json")
+    if options.from_json is not None:
+        if options.figure is None:
+            parser.error("--from-json needs --figure FIGURE")
+        points = json.loads(options.from_json.read_text())["points"]
+        scale.plot([scale.Point(**point) for point in points], options.figure)
+        return
     found = scale.points(torch.device(options.device), options.quick)
     for p in found:
         print(
@@ -25,7 +38,7 @@ def main() -> None:
         )
     fitted = scale.exponents(found)
     for ratio in fitted:
-        print(f"{'ok  ' if ratio.met else 'MISS'} {ratio.name:40} {ratio.value:6.2f} <= {ratio.target}")
+        print(f"{'ok  ' if ratio.met else 'MISS'} {ratio.name:40} {ratio.value:6.2f} {ratio.wanted}")
     if options.figure is not None:
         scale.plot(found, options.figure)
     if options.json is not None:

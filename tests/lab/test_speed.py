@@ -1,25 +1,66 @@
-"""The benchmark's own parts: verdicts, clocks, the literal algorithm, fits. No times are asserted."""
+"""The benchmark's own parts: verdicts, clocks, the literal algorithm, fits, commands. No times are asserted."""
 
 import json
 import subprocess
 import sys
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import sketchogd as so
+from sketchogd.cli.commands import app
 from sketchogd.lab import speed
 from sketchogd.lab.models import mlp
-from sketchogd.lab.speed import clock, literal, scale
+from sketchogd.lab.speed import clock, literal, scale, training
 from sketchogd.lab.speed.ratios import Ratio
 
 CPU = torch.device("cpu")
+SCALE = Path(__file__).parents[2] / "benchmarks" / "scale.py"
 
 
 def test_a_failed_measurement_is_not_met_and_is_valid_json():
     failed = Ratio("x", float("nan"), 1.0, at_least=False)
     assert not failed.met
     assert json.loads(json.dumps(failed.as_dict(), allow_nan=False))["value"] is None
+
+
+def test_without_a_target_there_is_no_verdict():
+    found = json.loads(json.dumps(Ratio("x", 2.0, None).as_dict(), allow_nan=False))
+    assert (found["value"], found["target"], found["met"]) == (2.0, None, None)
+
+
+def test_on_a_gpu_the_targets_of_the_cpu_do_not_count(monkeypatch):
+    groups = {name: lambda setting: [Ratio("x", 2.0, 1.0, at_least=False)] for name in ("basis", "project")}
+    monkeypatch.setattr(speed, "GROUPS", groups)
+    monkeypatch.setattr(speed, "MODULES", ())
+    assert [ratio.met for ratio in speed.measure("cpu")] == [False, False]
+    assert [ratio.met for ratio in speed.measure("cuda")] == [None, False]
+    assert [ratio.target for ratio in speed.measure("cuda")] == [None, 1.0]
+
+
+def test_groups_without_targets_on_a_gpu_exist():
+    assert set(speed.CPU_TARGETS) <= set(speed.groups())
+
+
+def test_side_by_side_has_a_target_on_a_cpu_and_the_graph_has_one_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(training, "step", lambda *args: 1.0)
+    monkeypatch.setattr(training, "single_step", lambda *args: 1.0)
+    assert [ratio.target for ratio in training.measure("cpu", True)] == [3.0]
+    assert [ratio.target for ratio in training.measure("cuda", True)] == [None, 0.15]
+
+
+def test_the_command_prints_a_dash_for_no_verdict(monkeypatch, tmp_path):
+    found = [Ratio("good", 2.0, 1.0), Ratio("bad", 2.0, 1.0, at_least=False), Ratio("neither", 2.0, None)]
+    monkeypatch.setattr(speed, "measure", lambda *args, **kwargs: found)
+    printed = CliRunner().invoke(app, ["bench", "--json", str(tmp_path / "out.json")]).stdout
+    rows = {words[0]: words[1:] for line in printed.splitlines() if (words := line.split())}
+    assert rows["good"] == ["2", "≥", "1", "yes"]
+    assert rows["bad"] == ["2", "≤", "1", "no"]
+    assert rows["neither"] == ["2", "–", "–"]
+    assert [ratio["met"] for ratio in json.loads((tmp_path / "out.json").read_text())["ratios"]] == [True, False, None]
 
 
 def test_the_fastest_turn_counts(monkeypatch):
@@ -59,17 +100,43 @@ def test_the_literal_algorithm_does_what_the_library_does():
     assert (ours @ moved).norm() < 1e-9 * moved.norm()
 
 
+POINTS = [
+    scale.Point(varied, 4 * n, 100 * n, 10 * n, remember=0.1 * n, basis=0.01 * n**2, nbytes=50.0 * n)
+    for varied in ("rank", "p", "gradients")
+    for n in (1, 2, 4)
+]
+
+
 def test_exponents_are_those_of_the_points():
-    points = [
-        scale.Point(varied, 4 * n, 100 * n, 10 * n, remember=0.1 * n, basis=0.01 * n**2, nbytes=50.0 * n)
-        for varied in ("rank", "p", "gradients")
-        for n in (1, 2, 4)
-    ]
-    found = {ratio.name: ratio for ratio in scale.exponents(points)}
+    found = {ratio.name: ratio for ratio in scale.exponents(POINTS)}
     assert found["time of remembering over p"].value == pytest.approx(1.0)
     assert found["time of the basis over rank"].met
     assert not found["time of the basis over p"].met  # 2 is too much there
     assert "time of the basis over gradients" not in found
+
+
+def run_scale(*options, missing=()):
+    """benchmarks/scale.py in a process where some libraries are missing."""
+    code = "import runpy, sys\n"
+    code += f"sys.modules.update(dict.fromkeys({missing!r}))\n"
+    code += f"sys.argv = ['scale.py', *{[str(option) for option in options]!r}]\n"
+    code += f"runpy.run_path({str(SCALE)!r}, run_name='__main__')"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+
+
+def test_a_figure_is_drawn_from_points_of_another_machine(tmp_path):
+    (tmp_path / "points.json").write_text(json.dumps({"points": [asdict(point) for point in POINTS]}))
+    found = run_scale("--from-json", tmp_path / "points.json", "--figure", tmp_path / "figure.png")
+    assert (found.returncode, found.stdout) == (0, "")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_without_matplotlib_is_refused_before_measuring(tmp_path):
+    found = run_scale("--quick", "--figure", tmp_path / "figure.png", missing=("matplotlib",))
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert "--figure needs matplotlib" in found.stderr
+    assert "--from-json needs --figure" in run_scale("--from-json", "points.json").stderr
 
 
 def test_scaled_networks_have_about_the_parameters_asked_for():

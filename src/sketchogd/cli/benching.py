@@ -16,8 +16,8 @@ def bench(device: str, only: str | None, quick: bool, path: Path | None) -> None
         {
             "name": ratio.name,
             "measured": "failed" if math.isnan(ratio.value) else f"{ratio.value:.3g}",
-            "target": f"{'≥' if ratio.at_least else '≤'} {ratio.target:g}",
-            "met": "yes" if ratio.met else "no",
+            "target": ratio.wanted,
+            "met": {True: "yes", False: "no", None: "–"}[ratio.met],
             "note": ratio.unit_note,
         }
         for ratio in found

@@ -32,16 +32,16 @@ def results(
     check: Annotated[bool, typer.Option("--check", help="Only say whether they agree; exit code 1 if not.")] = False,
     repository: Annotated[Path, typer.Option(help="Where docs/results.md and README.md are.")] = Path("."),
 ) -> None:
-    """Make docs/results.md and the README's table from the records; without --write, print the page."""
-    from sketchogd.lab import results_page
+    """Make docs/results.md and the README's tables from the records; without --write, print the page."""
+    from sketchogd.lab import results_page, speed_table
 
     if write and check:
         raise ValueError("give one of --write and --check")
     if write:
-        for path in results_page.write(folder, repository):
+        for path in [*results_page.write(folder, repository), *speed_table.write(repository)]:
             show.err.print(str(path), soft_wrap=True)
     elif check:
-        wrong = results_page.check(folder, repository)
+        wrong = results_page.check(folder, repository) + speed_table.check(repository)
         for line in wrong:
             show.err.print(line, soft_wrap=True)
         show.err.print("they do not agree: sketchogd results --write" if wrong else "they agree")

@@ -9,7 +9,8 @@ import importlib
 import importlib.util
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from .ratios import Ratio
 
 MODULES = ("scale", "layers", "training")
 """Modules here with a `measure(device, quick) -> list[Ratio]` of their own; each is a group of its name."""
+
+CPU_TARGETS = ("basis", "layers")
+"""Groups whose targets are for a CPU; on a GPU they are measured without a verdict."""
 
 __all__ = ["Ratio", "groups", "machine", "measure"]
 
@@ -51,14 +55,19 @@ def measure(
     return found
 
 
-def _guarded(group: str, device: str, quick: bool) -> Iterator[Ratio]:
+def _guarded(group: str, device: str, quick: bool) -> list[Ratio]:
     try:
+        found: list[Ratio]
         if group in GROUPS:
-            return iter(GROUPS[group](Setting(torch.device(device), quick)))
-        return iter(importlib.import_module(f"{__name__}.{group}").measure(device, quick))
+            found = GROUPS[group](Setting(torch.device(device), quick))
+        else:
+            found = importlib.import_module(f"{__name__}.{group}").measure(device, quick)
     except Exception as error:  # one measurement that fails must not take the others with it
         reason = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-        return iter([Ratio(group, float("nan"), float("nan"), unit_note=reason)])
+        return [Ratio(group, float("nan"), float("nan"), unit_note=reason)]
+    if group in CPU_TARGETS and torch.device(device).type == "cuda":
+        return [replace(ratio, target=None) for ratio in found]
+    return found
 
 
 def machine(device: str) -> dict[str, Any]:

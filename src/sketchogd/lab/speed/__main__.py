@@ -9,7 +9,7 @@ from . import groups, machine, measure
 
 
 def main() -> None:
-    """Measure, print a plain table, and write JSON where asked."""
+    """Measure, write JSON where asked, and print a plain table."""
     parser = argparse.ArgumentParser(prog="python -m sketchogd.lab.speed", description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", choices=groups())
@@ -22,13 +22,12 @@ def main() -> None:
         only=options.only,
         tell=lambda word: print(word, file=sys.stderr, flush=True),
     )
-    for ratio in found:
-        sign = ">=" if ratio.at_least else "<="
-        verdict = "ok  " if ratio.met else "MISS"
-        print(f"{verdict} {ratio.name:58} {ratio.value:8.3f} {sign} {ratio.target:<6g} {ratio.unit_note}")
     if options.json is not None:
         written = {"machine": machine(options.device), "quick": options.quick, "ratios": [r.as_dict() for r in found]}
         options.json.write_text(json.dumps(written, indent=2) + "\n")
+    for ratio in found:
+        verdict = {True: "ok", False: "MISS", None: "–"}[ratio.met]
+        print(f"{verdict:4} {ratio.name:58} {ratio.value:8.3f} {ratio.wanted:8} {ratio.unit_note}")
 
 
 if __name__ == "__main__":

@@ -114,10 +114,7 @@ def bases(setting: Setting) -> list[Ratio]:
         took = basis_seconds(sketch, setting)
         note = f"x the time of torch.linalg.qr ({took['basis']:.2f} s against {took['qr']:.2f} s)"
         found.append(Ratio(f"basis of {name}", took["basis"] / took["qr"], 1.0, at_least=False, unit_note=note))
-        if not setting.cuda:  # a GPU works on larger blocks
-            found.append(
-                Ratio(f"memory for the basis of {name}", extra, 0.15, at_least=False, unit_note="of the sketch")
-            )
+        found.append(Ratio(f"memory for the basis of {name}", extra, 0.15, at_least=False, unit_note="of the sketch"))
     return found
 
 
