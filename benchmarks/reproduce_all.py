@@ -24,7 +24,7 @@ from sketchogd.lab import bundles, grid, presets
 from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.records import config_digest
 
-ORDER = ("table1", "table2", "ridges", "goals", "equal-bytes", "ablations", "spectra")
+ORDER = ("table1", "table2", "ridges", "goals", "equal-bytes", "ablations", "spectra", "causes")
 """All experiments but `curves`, whose runs are the first seeds of table1."""
 
 TIME_IS_UP = 3

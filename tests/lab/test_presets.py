@@ -1,7 +1,9 @@
 """Presets: the paper's settings as PROTOCOL states them, in configs that can be written and told apart."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +11,9 @@ import torch
 import sketchogd as so
 from sketchogd.baselines.examples import bytes_of_example
 from sketchogd.lab import comparisons, configs, models, presets, published, settings
-from sketchogd.lab.configs import RunConfig
-from sketchogd.lab.methods import Setup, build, method
+from sketchogd.lab.configs import RunConfig, make_optimizer
+from sketchogd.lab.learners import Protected
+from sketchogd.lab.methods import KINDS, Setup, build, method
 from sketchogd.lab.records import config_digest
 from sketchogd.lab.streams import BENCHMARKS
 
@@ -200,3 +203,29 @@ def test_two_runs_cannot_share_a_folder() -> None:
     assert settings.distinct([run, run]) == (run,)
     with pytest.raises(ValueError, match="share the folder"):
         settings.distinct([run, replace(run, training=replace(run.training, lr=1.0))])
+
+
+def test_every_small_run_of_every_preset_can_be_built() -> None:
+    network = {name: models.mlp(outputs=2 if name == "split-mnist" else 10) for name in TASKS if "mnist" in name}
+    for make in presets.PRESETS.values():
+        for run in make(seeds=1).runs:
+            small = run.method.budget is None and run.method.options.get("rank", 1200) <= 300
+            layers = run.method.name in ("layer-sketch", "gpm", "ewc", "si", "a-gem", "replay")
+            if run.benchmark in network and (small or layers):
+                model = network[run.benchmark]
+                setup = Setup(model, make_optimizer(model, run.training), lambda *_: torch.zeros(()), 10, 4112, None, 0)
+                learner = build(run.method, setup)
+                if isinstance(learner, Protected):
+                    learner.protection.detach()
+
+
+def test_the_lab_s_page_counts_the_runs_and_names_the_methods() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lab.md").read_text()
+    experiments, methods = (page.split(f"## {title}\n")[1].split("\n\n")[0] for title in ("Experiments", "Methods"))
+    counted: dict[str, int] = {}
+    for line in experiments.splitlines()[2:]:
+        names, _, counts = (cell.strip() for cell in line.strip("|").split("|"))
+        counted |= zip(re.findall(r"`([\w-]+)`", names), map(int, counts.split(", ")), strict=True)
+    assert counted == {name: len(make().runs) for name, make in presets.PRESETS.items()}
+    named = re.findall(r"`([\w-]+)`", " ".join(line.split("|")[1] for line in methods.splitlines()[2:]))
+    assert {f"sketchogd{name}" if name.startswith("-") else name for name in named} == set(KINDS)

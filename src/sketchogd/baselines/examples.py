@@ -91,6 +91,14 @@ class ExampleStore:
         for group, members in chosen.items():
             yield self.inputs.index_select(0, members), self.targets.index_select(0, members), group
 
+    def mixed(self, size: int) -> tuple[Tensor, Tensor, int]:
+        """`size` examples without replacement, whatever their groups, and the group of the first of them."""
+        assert self.inputs is not None
+        assert self.targets is not None
+        rows = self._rows(size)
+        there = rows.to(self.inputs.device)
+        return self.inputs.index_select(0, there), self.targets.index_select(0, there), int(self.groups[rows[0]])
+
     def gradient(self, size: int, loss: Loss, parameters: Sequence[Tensor]) -> tuple[list[Tensor | None], int]:
         """The gradient of the mean loss over a drawn batch, one tensor (or None) a parameter, and the batch's size."""
         batches = list(self.draw(size))

@@ -15,6 +15,16 @@ BENCHMARKS = ("rotated-mnist", "split-mnist")
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-4}
 """Adam's step is about lr whatever the gradient, so it needs a smaller one than SGD."""
 
+OUTPUT_WORDS = {
+    "every": "every logit",
+    "true": "true logit",
+    "predicted": "largest logit",
+    "loss": "loss",
+    "margin": "true logit minus the largest other",
+    "random": "one random combination of logits",
+}
+"""The outputs that are compared: every logit, or one of `outputs.OUTPUTS`."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -51,8 +61,8 @@ def _ridges(benchmark: str) -> list[Variant]:
 
 def _strengths(benchmark: str) -> list[Variant]:
     return [
-        *_varied("layer-sketch", benchmark, "strength", (0.3, 1.0, 3.0, 10.0, 30.0, 100.0)),
-        *_varied("layer-sketch", benchmark, "damping", (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)),
+        *_varied("layer-sketch", benchmark, "strength", (0.3, 1.0, 2.0, 8.0, 30.0, 100.0)),
+        *_varied("layer-sketch", benchmark, "damping", (0.0, 0.005, 0.015, 0.05, 0.15, 0.5)),
     ]
 
 
@@ -107,6 +117,42 @@ def _optimizers(benchmark: str) -> list[Variant]:
     return found
 
 
+def _scaled(benchmark: str) -> list[Variant]:
+    return [
+        _variant(
+            f"rank {rank}, times the norm to the power {power:g}",
+            default_method("sketchogd", benchmark, rank=rank, power=power),
+            benchmark,
+        )
+        for rank in (300, 1200)
+        for power in (-1.0, -0.5, 0.0, 0.5, 1.0)
+    ]
+
+
+def _outputs(benchmark: str) -> list[Variant]:
+    found = []
+    for name in ("sketchogd", "layer-sketch"):
+        usual = {"sketchogd": "true", "layer-sketch": "every"}[name]
+        for output, words in OUTPUT_WORDS.items():
+            if output == "every" and usual != "every":
+                continue
+            chosen = default_method(name, benchmark, output=None if output == usual else output)
+            found.append(_variant(f"{_title(name)}, {words}", chosen, benchmark))
+    return found
+
+
+def _both(benchmark: str) -> list[Variant]:
+    layers = default_method("layer-sketch", benchmark, rank=200)
+    gradients = default_method("sketchogd", benchmark, rank=300)
+    pull = {key: layers.options[key] for key in ("strength", "damping")}
+    both = default_method("both", benchmark, rank=300, layer_rank=200, **pull)
+    return [
+        _variant("layer memory, rank 200", layers, benchmark),
+        _variant("gradient sketch, rank 300", gradients, benchmark),
+        _variant("both", both, benchmark),
+    ]
+
+
 ABLATIONS: dict[str, Ablation] = {
     "rank": Ablation("Rank", _ranks),
     "ridge": Ablation("Ridge of the layer memory, from hard to soft", _ridges),
@@ -116,6 +162,9 @@ ABLATIONS: dict[str, Ablation] = {
     "test-matrix": Ablation("Test matrix, rank 600", _test_matrices),
     "basis": Ablation("Numbers of the basis: float32 or bfloat16", _bases),
     "optimizer": Ablation("SGD and Adam, updates or gradients projected", _optimizers),
+    "scaled": Ablation("Gradients scaled by a power of their norm before they are sketched", _scaled),
+    "logits": Ablation("Outputs that are protected", _outputs),
+    "both": Ablation("Layer memory and gradient sketch together", _both),
 }
 
 

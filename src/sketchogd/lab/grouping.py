@@ -70,7 +70,7 @@ def _expected_bytes(config: RunConfig) -> int:
     vectors += T * options.get("components", 0) + options.get("samples", 0)
     vectors += options.get("capacity", 0) if chosen.name == "random-ogd" else 0
     vectors += T * (chosen.examples or 0) if chosen.name == "ogd" else 0
-    return 4 * p * vectors
+    return 4 * p * vectors + ((32 << 20) if chosen.name == "both" else 0)
 
 
 def _joins(config: RunConfig) -> bool:
@@ -78,4 +78,4 @@ def _joins(config: RunConfig) -> bool:
     if config.benchmark != "split-cifar100":
         return True
     plain = config.training.optimizer == "sgd" and config.training.eval_after_first_step
-    return plain and "conv*" in config.training.frozen and config.method.name != "replay"
+    return plain and "conv*" in config.training.frozen and config.method.name not in ("replay", "a-gem-published")

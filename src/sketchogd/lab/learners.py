@@ -9,6 +9,7 @@ from torch import Tensor
 
 import sketchogd as so
 from sketchogd.baselines import Baseline
+from sketchogd.lab.outputs import AS_USUAL, Remembered
 from sketchogd.testmatrix import derive_seed
 
 ROWS_AT_ONCE = 500
@@ -37,13 +38,20 @@ class Protected(Baseline):
     """A `Protection`: steps are projected by its optimizer hooks; after a task, `examples` of it are remembered."""
 
     def __init__(
-        self, protection: so.Protection, examples: int | None, every: int, seed: int, own: slice = slice(None)
+        self,
+        protection: so.Protection,
+        examples: int | None,
+        every: int,
+        seed: int,
+        own: slice = slice(None),
+        remembered: Remembered = AS_USUAL,
     ) -> None:
         self.protection = protection
         self.examples = examples
         self.every = every
         self.seed = seed
         self.own = own
+        self.remembered = remembered
         self.tasks = 0
 
     def settle(self) -> None:
@@ -60,8 +68,9 @@ class Protected(Baseline):
             generator = torch.Generator().manual_seed(derive_seed(self.seed, "remembered", self.tasks))
             rows = torch.randperm(len(targets), generator=generator)[: self.examples].to(targets.device)
             inputs, targets = inputs[rows], targets[rows]
+        targets = self.remembered.targets(targets, self.seed, "signs", self.tasks)
         inputs, targets = inputs[self.own], targets[self.own]
-        self.protection.remember(zip(inputs.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True))
+        self.protection.remember(self.remembered.batches(self.protection.parameters, inputs, targets, ROWS_AT_ONCE))
         self.tasks += 1
 
     def tensors(self) -> dict[str, Tensor]:

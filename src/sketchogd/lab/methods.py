@@ -8,8 +8,11 @@ from typing import Any
 
 import sketchogd as so
 from sketchogd.baselines import AGEM, EWC, SI, Baseline, Replay
+from sketchogd.lab.both import Both
 from sketchogd.lab.gradient_projection import GradientProjected
 from sketchogd.lab.learners import Nothing, Protected
+from sketchogd.lab.outputs import AS_USUAL, Remembered
+from sketchogd.lab.published_agem import PublishedAGEM
 from sketchogd.lab.registry import KINDS, Builder, Kind, Method, Setup, build, method, register, unknown
 from sketchogd.sketch.base import largest_rank
 from sketchogd.testmatrix import derive_seed
@@ -17,18 +20,29 @@ from sketchogd.testmatrix import derive_seed
 __all__ = ["KINDS", "Builder", "Kind", "Method", "Setup", "build", "method", "protected", "register", "unknown"]
 
 
-def protected(settings: Method, setup: Setup, memory: so.Memory | so.Sketch, examples: int | None = None) -> Protected:
+def protected(
+    settings: Method,
+    setup: Setup,
+    memory: so.Memory | so.Sketch,
+    examples: int | None = None,
+    remembered: Remembered = AS_USUAL,
+) -> Protected:
     """A protection with this memory, as the training loop takes it."""
     protection = so.protect(
         setup.model,
         setup.optimizer,
         memory=memory,
         parameters=setup.protected,
+        output=remembered.function(),
         every=settings.every,
         group=setup.group,
     )
     taken = settings.examples if examples is None else examples
-    return Protected(protection, taken, settings.every, setup.seed, setup.own)
+    return Protected(protection, taken, settings.every, setup.seed, setup.own, remembered)
+
+
+def _remembered(settings: Method) -> Remembered:
+    return Remembered(settings.options.get("output"), settings.options.get("power", 0.0))
 
 
 def _room(settings: Method, setup: Setup) -> int:
@@ -134,9 +148,10 @@ def _sketchogd_3(settings: Method, setup: Setup) -> Baseline:
     zeta=2,
     basis_dtype=None,
     offload=None,
+    later={"power": 0.0, "output": None},
 )
 def _sketchogd(settings: Method, setup: Setup) -> Baseline:
-    return protected(settings, setup, _gradient_memory(settings, setup))
+    return protected(settings, setup, _gradient_memory(settings, setup), remembered=_remembered(settings))
 
 
 @register(
@@ -208,12 +223,13 @@ def _ipca(settings: Method, setup: Setup) -> Baseline:
     rank=200,
     ridge=None,
     strength=None,
-    damping=1.0,
+    damping=None,
     outputs=True,
     energy=1.0,
+    later={"output": None},
 )
 def _layers(settings: Method, setup: Setup) -> Baseline:
-    return protected(settings, setup, _layer_memory(settings, setup))
+    return protected(settings, setup, _layer_memory(settings, setup), remembered=_remembered(settings))
 
 
 @register("gpm", "GPM, streaming: inputs of each layer only, hard", sizes=["rank"], rank=512, energy=0.95)
@@ -222,11 +238,13 @@ def _gpm(settings: Method, setup: Setup) -> Baseline:
 
 
 def _layer_memory(settings: Method, setup: Setup, **fixed: Any) -> so.LayerSketch:
+    options = {key: value for key, value in settings.options.items() if key != "output"}
+
     def memory(rank: int) -> so.LayerSketch:
-        return so.LayerSketch(**{**settings.options, "rank": rank}, **fixed, seed=_seed(settings, setup))
+        return so.LayerSketch(**{**options, "rank": rank}, **fixed, seed=_seed(settings, setup))
 
     if settings.budget is None:
-        return memory(settings.options["rank"])
+        return memory(options["rank"])
     room, parameters = _room(settings, setup), so.ProtectedParameters(setup.model, setup.protected)
     rank = largest_rank(lambda k: memory(k).cost(parameters) <= room, parameters.p)
     if rank == 0:
@@ -237,13 +255,49 @@ def _layer_memory(settings: Method, setup: Setup, **fixed: Any) -> so.LayerSketc
 
 
 @register(
+    "both",
+    "layer memory and gradient sketch together: pulled back by the one, then projected by the other",
+    rank=300,
+    layer_rank=200,
+    strength=None,
+    damping=None,
+)
+def _both(settings: Method, setup: Setup) -> Baseline:
+    if settings.budget is not None:
+        raise ValueError("both has two sizes and no rule to fit them to a budget; set rank and layer_rank instead")
+    options, seed = settings.options, _seed(settings, setup)
+    pull = {key: options[key] for key in ("strength", "damping") if options[key] is not None}
+    layers = so.LayerSketch(options["layer_rank"], seed=seed, **pull)
+    gradients = so.GradientMemory(so.ProductSketch(options["rank"], seed=seed))
+    return protected(settings, setup, Both(layers, gradients))
+
+
+@register(
     "a-gem", "A-GEM: raw examples, gradients on their half-space", every=1, sizes=["per_task"], per_task=120, batch=120
 )
 def _agem(settings: Method, setup: Setup) -> Baseline:
+    return AGEM(setup.model, setup.loss, **_agem_options(settings, setup), seed=_seed(settings, setup))
+
+
+def _agem_options(settings: Method, setup: Setup) -> dict[str, Any]:
+    """The options, with as many examples a task as the budget has room for."""
     options = dict(settings.options)
     if settings.budget is not None:
         options["per_task"] = settings.budget // setup.example_nbytes // setup.tasks
-    return AGEM(setup.model, setup.loss, **options, seed=_seed(settings, setup))
+    return options
+
+
+@register(
+    "a-gem-published",
+    "A-GEM with the heads mixed up, as in the paper's released code",
+    every=1,
+    sizes=["per_task"],
+    per_task=60,
+    batch=1200,
+)
+def _published_agem(settings: Method, setup: Setup) -> Baseline:
+    options = {**_agem_options(settings, setup), "protected": setup.protected}
+    return PublishedAGEM(setup.model, setup.loss, **options, seed=_seed(settings, setup))
 
 
 @register("ewc", "elastic weight consolidation", every=1, strength=10.0, samples=200)

@@ -1,8 +1,8 @@
 """The paper's experiments and ours, each a function that returns a `Preset`: a name and the runs it consists of.
 
-Memory settings are in `settings`, the paper's numbers in `published`, our own experiments in `comparisons` and
-`ablations`. The paper projects every step; these presets project the joint displacement of 50, which lands on the same
-constraint with a fiftieth of the projections. `--every 1` is the paper's to the letter.
+Memory settings are in `settings`, the paper's numbers in `published`, our own experiments in `comparisons`,
+`ablations` and `causes`. The paper projects every step; these presets project the joint displacement of 50, which lands
+on the same constraint with a fiftieth of the projections. `--every 1` is the paper's to the letter.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import Any
 
 from sketchogd.lab import published
 from sketchogd.lab.ablations import ablations
+from sketchogd.lab.causes import causes
 from sketchogd.lab.comparisons import equal_bytes, goals, ridges
 from sketchogd.lab.configs import RunConfig, Training
 from sketchogd.lab.methods import KINDS, Method, method
@@ -20,6 +21,7 @@ __all__ = [
     "PRESETS",
     "Preset",
     "ablations",
+    "causes",
     "changed",
     "curves",
     "default_method",
@@ -89,6 +91,7 @@ PRESETS: dict[str, Callable[..., Preset]] = {
     "goals": goals,
     "ridges": ridges,
     "ablations": ablations,
+    "causes": causes,
 }
 """What `sketchogd reproduce` knows."""
 

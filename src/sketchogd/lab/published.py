@@ -47,7 +47,7 @@ METHODS = {
 }
 """Titles of the lab's methods, in the order in which they are listed; other methods follow under their own names."""
 
-KEEPS_EXAMPLES = ("a-gem", "replay")
+KEEPS_EXAMPLES = ("a-gem", "a-gem-published", "replay")
 """Methods that keep training examples of old tasks, which the others do without."""
 
 STYLES = (

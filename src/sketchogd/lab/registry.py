@@ -85,6 +85,7 @@ class Kind:
     examples: int | None
     options: Mapping[str, Any]
     sizes: tuple[str, ...]
+    later: Mapping[str, Any] = field(default_factory=dict)
 
 
 KINDS: dict[str, Kind] = {}
@@ -98,12 +99,17 @@ def register(
     every: int = 50,
     examples: int | None = None,
     sizes: Iterable[str] = (),
+    later: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[Builder], Builder]:
-    """Enter a builder under a name. `sizes` are the options that a budget determines instead."""
+    """Enter a builder under a name. `sizes` are the options that a budget determines instead.
+
+    `later`: options that came after runs were stored. Settings have them only where they are not as usual, so that
+    configs and digests of the stored runs stay what they are.
+    """
 
     def enter(builder: Builder) -> Builder:
-        KINDS[name] = Kind(summary, builder, every, examples, options, tuple(sizes))
+        KINDS[name] = Kind(summary, builder, every, examples, options, tuple(sizes), later or {})
         return builder
 
     return enter
@@ -125,12 +131,13 @@ def method(
     if kind is None:
         raise ValueError(unknown("method", name, KINDS))
     for key in options:
-        if key not in kind.options:
-            raise ValueError(unknown(f"option of {name}", key, kind.options))
+        if key not in kind.options and key not in kind.later:
+            raise ValueError(unknown(f"option of {name}", key, [*kind.options, *kind.later]))
     doubled = [key for key in kind.sizes if key in options]
     if budget is not None and doubled:
         raise ValueError(f"{name}: a budget determines {doubled[0]}; give one of the two")
-    chosen = {**kind.options, **options}
+    unusual = {key: value for key, value in options.items() if key not in kind.later or value != kind.later[key]}
+    chosen = {**kind.options, **unusual}
     if budget is not None:
         chosen = {key: value for key, value in chosen.items() if key not in kind.sizes}
     return Method(

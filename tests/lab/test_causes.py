@@ -1,0 +1,55 @@
+"""Runs closer to the published ones: what differs from the tables, and A-GEM with its heads mixed up."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from sketchogd.lab import models, presets
+from sketchogd.lab.causes import suspects
+from sketchogd.lab.published_agem import PublishedAGEM
+from sketchogd.lab.train import use_head
+
+
+def test_only_the_number_of_steps_between_projections_differs() -> None:
+    for benchmark in ("split-mnist", "permuted-mnist"):
+        for table, usual, changed in suspects(benchmark):
+            assert table in ("table1", "table2")
+            assert (usual.every, changed.every) == (50, 1)
+            assert (usual.name, usual.options, usual.examples) == (changed.name, changed.options, changed.examples)
+
+
+def test_methods_are_chosen_by_the_name_they_have_in_the_table() -> None:
+    runs = presets.causes(["split-cifar100"], ["a-gem"], seeds=2).runs
+    assert [(run.method.name, run.seed) for run in runs] == [("a-gem-published", 0), ("a-gem-published", 1)]
+    with pytest.raises(ValueError, match="no difference"):
+        presets.causes(["rotated-mnist"])
+
+
+def test_published_agem_sends_all_tasks_through_one_head_and_trains_no_head() -> None:
+    model = models.LeNet(heads=3, classes_per_head=2).double().eval()
+
+    def loss(x: torch.Tensor, y: torch.Tensor, head: int) -> torch.Tensor:
+        use_head(model, head)
+        value = cross_entropy(model(x), y)
+        use_head(model, 2)
+        return value
+
+    learner = PublishedAGEM(model, loss, per_task=4, batch=100, protected=models.LeNet.PROTECTED)
+    g = torch.Generator().manual_seed(0)
+    kept = [(torch.randn(4, 3, 32, 32, generator=g, dtype=torch.float64), torch.tensor([0, 1, 0, 1])) for _ in range(2)]
+    for head, (x, y) in enumerate(kept):
+        learner.end_task(x, y, head)
+    use_head(model, 2)
+    x, y = torch.randn(6, 3, 32, 32, generator=g, dtype=torch.float64), torch.randint(0, 2, (6,), generator=g)
+    cross_entropy(model(x), y).backward()
+    body = [model.wide.weight, model.wide.bias, model.wide_norm.weight, model.wide_norm.bias]
+    before = torch.cat([p.grad.flatten() for p in body])
+    head = copy.deepcopy(learner.store).mixed(100)[2]
+    everything, labels = torch.cat([x for x, _ in kept]), torch.cat([y for _, y in kept])
+    r = torch.cat([t.flatten() for t in torch.autograd.grad(loss(everything, labels, head), body)])
+    learner.before_step(x, y, 2)
+    after = torch.cat([p.grad.flatten() for p in body])
+    assert torch.allclose(after, before - min(float(before @ r), 0.0) / (r @ r) * r)
+    assert all(p.grad is None for p in model.heads.parameters())
