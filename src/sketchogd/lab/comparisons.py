@@ -76,7 +76,7 @@ def equal_bytes(
     for name in methods or ():
         if name not in KINDS:
             raise ValueError(unknown("method", name, KINDS))
-    usual = [name for name in KINDS if name not in ("sgd", "ogd", "gradient-ogd")]
+    usual = [name for name in KINDS if name not in ("sgd", "ogd", "gradient-ogd", "both", "a-gem-published")]
     given = None if budget is None else parse_bytes(budget)
     runs = []
     for seed in range(seeds):
@@ -184,7 +184,7 @@ def goals(benchmarks: Names = None, methods: Names = None, seeds: int = 5) -> Pr
 
 VALIDATION = 0.1
 TUNED_OPTIONS: dict[str, dict[str, Sequence[float]]] = {
-    "layer-sketch": {"strength": (0.3, 1.0, 3.0, 10.0, 30.0), "damping": (0.3, 1.0, 3.0)},
+    "layer-sketch": {"strength": (0.5, 1.0, 2.0, 4.0, 8.0), "damping": (0.015, 0.05, 0.15)},
     "gpm": {"energy": (0.9, 0.95, 0.97, 0.99, 0.999)},
     "ewc": {"strength": (0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)},
     "si": {"strength": (0.01, 0.1, 1.0, 10.0, 100.0), "damping": (0.1, 1.0)},

@@ -83,13 +83,13 @@ class Evidence:
             runs.append(run)
         return cls(runs)
 
-    def cell(self, config: RunConfig) -> Cell | None:
-        """The runs of a config with any seeds, those of its own preset before others; None without any."""
+    def cell(self, config: RunConfig, seeds: set[int] | None = None) -> Cell | None:
+        """The runs of a config with any seeds, or these; those of its own preset before others; None without any."""
         found: dict[int, Run] = {}
         for run in self._by_setting.get(_identity(config.record()), ()):
             if run.config["seed"] not in found or run.config.get("preset") == config.preset:
                 found[run.config["seed"]] = run
-        runs = tuple(found[seed] for seed in sorted(found))
+        runs = tuple(found[seed] for seed in sorted(found) if seeds is None or seed in seeds)
         if not runs:
             return None
         ledgers = [bundles.totals(run.record) for run in runs]

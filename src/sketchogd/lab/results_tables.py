@@ -6,7 +6,7 @@ A cell without runs is a dash. Numbers of seeds are said where they are not five
 from collections.abc import Sequence
 from typing import Any
 
-from sketchogd.lab import ablations, comparisons, evidence, presets, published
+from sketchogd.lab import ablations, causes, comparisons, evidence, presets, published
 from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.evidence import HALF, OURS, ROWS, Cell, Evidence, Point
 from sketchogd.lab.metrics import Spread
@@ -94,6 +94,31 @@ def paper_table(found: Evidence, name: str) -> tuple[list[str], list[tuple[str, 
             row.append(f"{spread(cell.accuracy)}<br>{printed}, {signed(difference)}{mark}")
         rows.append(row)
     return table(["", *published.BENCHMARKS.values()], rows), beyond
+
+
+def causes_table(found: Evidence) -> list[str]:
+    """What was run closer to the published runs, beside the same seeds of the tables; nothing if nothing was."""
+    rows = []
+    for benchmark, words in published.BENCHMARKS.items():
+        for name, usual, changed in causes.suspects(benchmark):
+            training = training_for(benchmark)
+            closer = found.cell(RunConfig(benchmark, changed, training, 0, "causes"))
+            if closer is None:
+                continue
+            seeds = {run.config["seed"] for run in closer.runs}
+            ours = found.cell(RunConfig(benchmark, usual, training, 0, name), seeds)
+            paper = published.lookup(benchmark, usual.name, name)
+            assert paper is not None
+            what = "every step projected" if changed.every != usual.every else "heads as in the released code"
+            rows.append(
+                [
+                    f"{title(usual.name)}, table {name[-1]}, {words}",
+                    DASH if ours is None else spread(ours.accuracy),
+                    f"{spread(closer.accuracy)}, {what}",
+                    f"{paper.mean:.3f} ± {paper.std:.3f}",
+                ]
+            )
+    return table(["", "ours", "closer to the paper's", "published"], rows) if rows else []
 
 
 # ---------------------------------------------------------------- goals

@@ -29,8 +29,8 @@ from .gradients import load_sketch, require_finite, sketch_diagnostics
 
 Rank = int | Mapping[str, int]
 
-STRENGTH = 3.0
-"""The usual weight of remembered logits against a new task's loss: see `LayerSketch`."""
+STRENGTH, DAMPING = 2.0, 0.05
+"""The usual weight of remembered logits against a new task's loss, and of output directions: see `LayerSketch`."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class LayerSketch(Memory):
     There are two ways to protect. By default weights are pulled back to where they were when the projector was made
     (their anchor, one more copy of the weights): training then descends on the new loss + `strength`/2 · the mean
     square change of remembered logits, summed over tasks, which is a balance that needs no tuning for each problem.
-    `damping` adds that share of the mean sensitivity to every output direction, for what later layers may come to
+    `damping` adds that share of the largest sensitivity to every output direction, for what later layers may come to
     read there. With `ridge`, instead, each displacement is shrunk once, α = λδλa / (λδλa + ridge · mean): 0 is a hard
     projection, larger is softer. `energy` < 1 drops the smallest products, which hold less than the rest of the
     energy; with ridge=0, energy=0.99 and outputs=False that is GPM, streaming.
@@ -73,7 +73,7 @@ class LayerSketch(Memory):
         *,
         ridge: float | None = None,
         strength: float | None = None,
-        damping: float = 1.0,
+        damping: float | None = None,
         outputs: bool = True,
         sketch: type[Sketch] = ProductSketch,
         seed: int = 0,
@@ -89,14 +89,14 @@ class LayerSketch(Memory):
             )
         if ridge is not None and not ridge >= 0:
             raise ValueError(f"ridge is a number >= 0 (0 projects hard); got {ridge!r}")
-        if not (strength is None or strength > 0) or not damping >= 0:
+        if not (strength is None or strength > 0) or not (damping is None or damping >= 0):
             raise ValueError(f"strength is a number > 0 and damping one >= 0; got {strength!r} and {damping!r}")
         if not 0 < energy <= 1:
             raise ValueError(f"energy is a share in (0, 1]; got {energy!r}")
         self.rank = rank
         self.ridge = None if ridge is None else float(ridge)
         self.strength = (STRENGTH if strength is None else float(strength)) if ridge is None else None
-        self.damping = float(damping)
+        self.damping = DAMPING if damping is None else float(damping)
         self.tasks = 0
         self.logits = 0
         self.outputs = outputs
@@ -359,7 +359,7 @@ class LayerSketch(Memory):
             mean *= pair.outputs.energy / pair.layer.fan_out
         if self.ridge is None:
             rows = trace if pair.counts is not None else pair.inputs.count  # type: ignore[union-attr]
-            everywhere = 0.0 if pair.outputs is None else self.damping * pair.outputs.energy / pair.layer.fan_out
+            everywhere = 0.0 if output_values is None else self.damping * float(output_values.max())
             unseen = 0 if V_a is None else pair.layer.width - len(V_a)
             rest = max(0.0, trace - float(input_values.sum())) / unseen if unseen else 0.0
             pull = Pull(self._weight / max(1, rows), everywhere, rest)
