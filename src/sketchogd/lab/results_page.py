@@ -240,7 +240,8 @@ def _goals(made: Page) -> None:
     made.say("## Goals")
     made.say(
         "The paper's budget is 1,200 vectors of length p in float32: 545 MB, and 7.69 GB for Split CIFAR-100. A basis "
-        "of rank 2,400 in bfloat16 fills it on the device; the float32 sketch is on the host, and its bytes are listed."
+        "of 2,400 vectors in bfloat16 takes as much on the device, and a small matrix that corrects its rounding; the "
+        "float32 sketch is on the host while the model trains, and its bytes are listed."
     )
     made.command("sketchogd reproduce goals --device cuda")
     made.say(*results_tables.goals_table(made.found))

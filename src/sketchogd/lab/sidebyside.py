@@ -194,6 +194,8 @@ class Group:
             for lane in self.lanes:
                 if lane.error is None:
                     lane.learner.end_task(*self.data.of(lane), self.head)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # remembering takes much for a moment, which other processes may need
 
     def train_task(self, t: int) -> None:
         """All epochs of task t."""
