@@ -12,7 +12,7 @@ from sketchogd import atomicfile
 from sketchogd.lab import ablations, comparisons, published, results_figures, results_tables
 from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.evidence import Evidence
-from sketchogd.lab.results_tables import DASH, size, spread, table
+from sketchogd.lab.results_tables import DASH, size, spread, table, with_part
 from sketchogd.lab.settings import PAPER_BYTES, SIZES, training_for
 
 BEGIN, END = "<!-- results: begin (sketchogd results --write) -->", "<!-- results: end -->"
@@ -125,23 +125,11 @@ def readme_table(root: str | Path) -> str:
     return "\n".join(lines)
 
 
-def with_table(readme: str, inside: str) -> str:
-    """The README with the table between its markers replaced.
-
-    Raises:
-        ValueError: the markers are not there, once each and in order.
-    """
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        raise ValueError(f"{README} needs the two lines {BEGIN} and {END}, in this order, for its table")
-    before, rest = readme.split(BEGIN)
-    return before + inside + rest.split(END)[1]
-
-
 def write(root: str | Path, repository: str | Path) -> list[Path]:
     """Write the page, its figures and the README's table; the paths."""
     home = Path(repository)
     text = page(root)
-    readme = with_table((home / README).read_text(encoding="utf-8"), readme_table(root))
+    readme = with_part((home / README).read_text(encoding="utf-8"), readme_table(root))
     (home / PAGE).parent.mkdir(parents=True, exist_ok=True)
     figures = results_figures.write(Path(root), Evidence.load(root), home / IMAGES)
     atomicfile.write_bytes(home / PAGE, text.encode())
@@ -156,7 +144,7 @@ def check(root: str | Path, repository: str | Path) -> list[str]:
     if not (home / PAGE).exists() or (home / PAGE).read_text(encoding="utf-8") != page(root):
         wrong.append(f"{PAGE} is not what {root} gives")
     readme = (home / README).read_text(encoding="utf-8")
-    if readme != with_table(readme, readme_table(root)):
+    if readme != with_part(readme, readme_table(root)):
         wrong.append(f"the table in {README} is not what {root} gives")
     text = (home / PAGE).read_text(encoding="utf-8") if (home / PAGE).exists() else ""
     for name in re.findall(r"\]\((images/[^)]+)\)", text):

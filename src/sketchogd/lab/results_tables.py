@@ -31,6 +31,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [written(head), f"|---|{'|'.join('---:' for _ in head[1:])}|", *map(written, rows)]
 
 
+def with_part(text: str, part: str) -> str:
+    """The text with what stands between the first and the last line of `part`, both markers, replaced by it.
+
+    Raises:
+        ValueError: the markers are not there, once each and in order.
+    """
+    begin, end = part.splitlines()[0], part.splitlines()[-1]
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"README.md needs the two lines {begin} and {end}, in this order")
+    return text.split(begin)[0] + part + text.split(end)[1]
+
+
 def spread(value: Spread, usual: int = SEEDS) -> str:
     """Mean ± standard deviation, with the number of seeds where it is not the usual one.
 

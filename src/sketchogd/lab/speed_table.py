@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sketchogd import atomicfile
-from sketchogd.lab.results_tables import DASH, table
+from sketchogd.lab.results_tables import DASH, table, with_part
 
 BEGIN, END = "<!-- speed: begin (sketchogd results --write) -->", "<!-- speed: end -->"
 README, FILES = "README.md", ("benchmarks/results/speed-cpu.json", "benchmarks/results/speed-h200.json")
@@ -56,18 +56,6 @@ def _cells(ratio: Mapping[str, Any] | None) -> tuple[str, str]:
     return value if ratio["met"] else f"**{value}**", f"{'≥' if ratio['at_least'] else '≤'} {ratio['target']:g}"
 
 
-def with_table(readme: str, inside: str) -> str:
-    """The README with the table between its markers replaced.
-
-    Raises:
-        ValueError: the markers are not there, once each and in order.
-    """
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        raise ValueError(f"{README} needs the two lines {BEGIN} and {END}, in this order, for its speeds")
-    before, rest = readme.split(BEGIN)
-    return before + inside + rest.split(END)[1]
-
-
 def write(repository: str | Path) -> list[Path]:
     """Write the README's table; its path, nothing where no speeds were measured."""
     home = Path(repository)
@@ -91,4 +79,4 @@ def _measured(home: Path) -> bool:
 
 def _renewed(home: Path) -> str:
     cpu, gpu = (json.loads(path.read_text()) if (path := home / name).exists() else {} for name in FILES)
-    return with_table((home / README).read_text(encoding="utf-8"), speed_table(cpu, gpu))
+    return with_part((home / README).read_text(encoding="utf-8"), speed_table(cpu, gpu))
