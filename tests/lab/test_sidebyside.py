@@ -241,3 +241,19 @@ def test_a_run_whose_loss_is_not_finite_fails_alone(jobs, tmp_path):
         assert np.allclose(found[i].accuracy, records.load(tmp_path / "alone" / names[i]).accuracy, atol=0.01)
     again = grid.run_grid(configs, tmp_path / "together", together=3)
     assert [o.status for o in again] == ["skipped", "failed", "skipped"]
+
+
+def test_runs_that_do_not_fit_together_begin_again_in_halves(tmp_path, monkeypatch):
+    sizes, run = [], sidebyside.run
+
+    def limited(configs, folders, **options):
+        sizes.append(len(configs))
+        if len(configs) > 2:
+            raise torch.OutOfMemoryError("too much")
+        return run(configs, folders, **options)
+
+    monkeypatch.setattr(grid.sidebyside, "run", limited)
+    configs = [RunConfig("rotated-mnist", method("sgd"), Training(epochs=1), seed, **SMALL) for seed in range(5)]
+    outcomes = grid.run_grid(configs, tmp_path, together=8)
+    assert [(o.run, o.status) for o in outcomes] == [(c.name, "finished") for c in configs]
+    assert sizes == [5, 2, 3, 2]  # the first of the second half is alone

@@ -102,7 +102,19 @@ def _room(device: str) -> int | None:
 
 
 def _do(work: Work, tell: Listener) -> list[Outcome]:
-    """One piece; errors become outcomes."""
+    """One piece; errors become outcomes. Runs that do not fit into memory together begin again in two halves."""
+    configs, root, device, data_folder = work
+    outcomes, too_much = _attempt(work, tell)
+    if not too_much:
+        return outcomes
+    torch.cuda.empty_cache()
+    half = len(configs) // 2
+    parts = configs[:half], configs[half:]
+    return [outcome for part in parts for outcome in _do((part, root, device, data_folder), tell)]
+
+
+def _attempt(work: Work, tell: Listener) -> tuple[list[Outcome], bool]:
+    """The outcomes, and whether memory was too small; nothing of the attempt is kept then."""
     configs, root, device, data_folder = work
     folders = [root / config.name for config in configs]
 
@@ -125,13 +137,15 @@ def _do(work: Work, tell: Listener) -> list[Outcome]:
                 place = records.RunFolder(folder)
                 place.start(config.record(), "cpu")
                 place.fail(error)
+        if isinstance(error, torch.OutOfMemoryError) and len(configs) > 1:
+            return [], True
         problems = [error] * len(configs)
     outcomes = []
     for config, problem in zip(configs, problems, strict=True):
         message = "" if problem is None else f"{type(problem).__name__}: {problem}"
         outcomes.append(Outcome(config.name, "finished" if problem is None else "failed", message))
         tell(Update(config.name, 1.0, outcomes[-1].status))
-    return outcomes
+    return outcomes, False
 
 
 def _one_by_one(work: Sequence[Work], tell: Listener) -> list[Outcome]:

@@ -22,13 +22,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sketchogd.baselines import Baseline
+from sketchogd.baselines import AGEM, Baseline
 from sketchogd.baselines.examples import bytes_of_example
 from sketchogd.lab import metrics, models, records, train
 from sketchogd.lab.configs import RunConfig, make_optimizer, model_for, stream_of
 from sketchogd.lab.grouping import projects
 from sketchogd.lab.methods import Setup, build
-from sketchogd.lab.stacked import batched_logits, chain_step_, is_chain, stacked, stacked_optimizer
+from sketchogd.lab.stacked import (
+    batched_logits,
+    chain_step_,
+    is_chain,
+    project_on_half_spaces_,
+    stacked,
+    stacked_optimizer,
+)
 from sketchogd.lab.tasks import Pair, Stream
 
 BLOCK = 50
@@ -51,7 +58,8 @@ class _Lane:
 
     def __post_init__(self) -> None:
         kind = type(self.learner)
-        self.hooked = kind.before_step is not Baseline.before_step or kind.after_step is not Baseline.after_step
+        acts = kind.before_step is not Baseline.before_step or kind.after_step is not Baseline.after_step
+        self.hooked = acts and kind is not AGEM
 
 
 @dataclass(eq=False)
@@ -153,8 +161,11 @@ class Group:
             blank = np.full((T, T), np.nan)
             self.lanes.append(_Lane(config, place, model, learner, unique.index(keys[i]), blank, blank[0].copy()))
         self.offsets = torch.tensor([lane.data for lane in self.lanes], device=device)
+        # A-GEM's extra passes are made for all of its runs at once, what other methods do at a step for one at a time.
+        self.agems = [(s, lane.learner) for s, lane in enumerate(self.lanes) if type(lane.learner) is AGEM]
         self.hooked = [(s, lane) for s, lane in enumerate(self.lanes) if lane.hooked]
         self.branches: dict[int, Any] = {}
+        self.indices: dict[tuple[int, ...], Tensor] = {}
         self.columns = torch.arange(self.training.batch, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.loss = torch.zeros(len(self.lanes), device=device)
@@ -266,7 +277,8 @@ class Group:
         rows = order.index_select(1, self.at * self.training.batch + self.columns[:b])
         x, y = self.data.x[rows], self.data.y[rows]
         net, leaves = self.lanes[0].model, self.stack.trained
-        if self.training.optimizer == "sgd" and not self.hooked and is_chain(net):
+        extra = bool(self.hooked or self.agems)
+        if self.training.optimizer == "sgd" and not extra and is_chain(net):
             self.loss += chain_step_(net, leaves, x, y, self.training.lr)
             self.at += 1
             return
@@ -274,7 +286,8 @@ class Group:
         losses = cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
         gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         for leaf, gradient in zip(leaves.values(), gradients, strict=True):
-            leaf.grad = gradient if gradient is not None or not self.hooked else torch.zeros_like(leaf)
+            leaf.grad = gradient if gradient is not None or not extra else torch.zeros_like(leaf)
+        self._half_spaces()
         with self._own_streams() as own:
             for s, lane in self.hooked:
                 with own(s):
@@ -287,6 +300,32 @@ class Group:
                     lane.learner.after_step()
         self.loss += losses.detach()
         self.at += 1
+
+    def _half_spaces(self) -> None:
+        """What `AGEM.before_step` does, in one pass for all runs that draw equally many examples of the same heads."""
+        drawn: dict[Any, list[tuple[int, list[Any]]]] = {}
+        for s, learner in self.agems:
+            if len(learner.store):
+                parts = list(learner.store.draw(learner.batch))
+                drawn.setdefault(tuple((head, len(y)) for _, y, head in parts), []).append((s, parts))
+        net, leaves = self.lanes[0].model, self.stack.trained
+        for key, members in drawn.items():
+            lanes = tuple(s for s, _ in members)
+            if lanes not in self.indices:  # never inside a graph: the first block of a kind is taken eagerly
+                self.indices[lanes] = torch.tensor(lanes, device=self.device)
+            which = self.indices[lanes]
+            fixed = {name: t.index_select(0, which) for name, t in self.stack.fixed.items()}
+            weights = {name: t.detach().index_select(0, which).requires_grad_() for name, t in leaves.items()}
+            n = sum(size for _, size in key)
+            total = torch.zeros((), device=self.device)
+            for i, (head, _) in enumerate(key):
+                x, y = (torch.stack([parts[i][j] for _, parts in members]) for j in (0, 1))
+                train.use_head(net, head)
+                logits = batched_logits(net, {**fixed, **weights}, x)
+                total = total + cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / n
+            train.use_head(net, self.head)
+            reference = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
+            project_on_half_spaces_([leaf.grad for leaf in leaves.values()], which, reference)  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _own_streams(self) -> Iterator[Callable[[int], contextlib.AbstractContextManager[Any]]]:

@@ -50,6 +50,17 @@ def chain_step_(net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor
     return losses
 
 
+@torch.no_grad()
+def project_on_half_spaces_(gradients: Sequence[Tensor], which: Tensor, reference: Sequence[Tensor | None]) -> None:
+    """`agem.project_on_half_space_` for the models `which` (n,) of S, in place; `reference` has theirs only, (n, …)."""
+    pairs = [(g, r) for g, r in zip(gradients, reference, strict=True) if r is not None]
+    product = torch.stack([(g.index_select(0, which) * r).flatten(1).sum(1) for g, r in pairs]).sum(0)
+    size = torch.stack([r.square().flatten(1).sum(1) for _, r in pairs]).sum(0)
+    factor = product.clamp(max=0.0) / size.clamp_min(torch.finfo(size.dtype).tiny)
+    for g, r in pairs:
+        g.index_add_(0, which, r * -factor.view(-1, *[1] * (r.ndim - 1)))
+
+
 @dataclass(eq=False)
 class Stack:
     """Every parameter and buffer of S models as one tensor (S, …): `trained` are leaves, `fixed` the rest."""
