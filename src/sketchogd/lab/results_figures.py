@@ -18,9 +18,10 @@ def names(root: Path, found: Evidence) -> dict[str, list[str]]:
     """The figures that the results have data for, file names without ending, by section of the page."""
     named: dict[str, list[str]] = {"curves": [], "equal-bytes": [], "spectra": []}
     for benchmark in published.BENCHMARKS:
-        if _groups(root / "table1", benchmark):
+        curves = _groups(root / "table1", benchmark)
+        if curves:
             named["curves"].append(f"curves-{benchmark}")
-            if benchmark == "split-cifar100":
+            if benchmark == "split-cifar100" and any(group.method == "a-gem" for group in curves):
                 named["curves"].append(f"curves-{benchmark}-a-gem")
         if found.points(benchmark):
             named["equal-bytes"].append(f"bytes-{benchmark}")
