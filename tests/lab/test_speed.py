@@ -42,7 +42,7 @@ def test_on_a_gpu_the_targets_of_the_cpu_do_not_count(monkeypatch):
 
 
 def test_groups_without_targets_on_a_gpu_exist():
-    assert set(speed.CPU_TARGETS) <= set(speed.groups())
+    assert set(speed.TARGETS) <= set(speed.groups())
 
 
 def test_side_by_side_has_a_target_on_a_cpu_and_the_graph_has_one_on_a_gpu(monkeypatch):

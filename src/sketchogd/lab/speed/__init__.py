@@ -22,8 +22,8 @@ from .ratios import Ratio
 MODULES = ("scale", "layers", "training")
 """Modules here with a `measure(device, quick) -> list[Ratio]` of their own; each is a group of its name."""
 
-CPU_TARGETS = ("basis", "layers")
-"""Groups whose targets are for a CPU; on a GPU they are measured without a verdict."""
+TARGETS = {"basis": "cpu", "layers": "cpu", "scale": "cuda"}
+"""Groups whose targets are for one kind of device; on another they are measured without a verdict."""
 
 __all__ = ["Ratio", "groups", "machine", "measure"]
 
@@ -65,7 +65,8 @@ def _guarded(group: str, device: str, quick: bool) -> list[Ratio]:
     except Exception as error:  # one measurement that fails must not take the others with it
         reason = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
         return [Ratio(group, float("nan"), float("nan"), unit_note=reason)]
-    if group in CPU_TARGETS and torch.device(device).type == "cuda":
+    here = torch.device(device).type
+    if TARGETS.get(group, here) != here:
         return [replace(ratio, target=None) for ratio in found]
     return found
 
