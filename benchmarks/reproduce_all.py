@@ -7,11 +7,13 @@
 
 A piece is PRESET/BENCHMARK/NUMBER: at most `--chunk` runs, the seeds of a setting together. After each piece its
 finished runs are packed into results/PRESET/BENCHMARK.json, and a run that is there is not done again, so neither the
-run folders nor the machine need to last. Without the package installed: PYTHONPATH=src. Exit codes: 0 all done, 1 a run
-failed, 3 the time is up and pieces are left.
+run folders nor the machine need to last. The command may be given several times at once, for several GPUs or for one
+that is shared under NVIDIA's MPS: each process takes the next piece that no other works on. Without the package
+installed: PYTHONPATH=src. Exit codes: 0 all done, 1 a run failed, 3 pieces are left.
 """
 
 import argparse
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +22,13 @@ from pathlib import Path
 
 import torch
 
-from sketchogd.lab import bundles, grid, presets
+from sketchogd.lab import bundles, grid, presets, records
 from sketchogd.lab.configs import RunConfig
-from sketchogd.lab.records import config_digest
 
 ORDER = ("table1", "table2", "ridges", "goals", "equal-bytes", "ablations", "spectra", "causes")
 """All experiments but `curves`, whose runs are the first seeds of table1."""
 
-TIME_IS_UP = 3
+PIECES_LEFT = 3
 
 
 class TimeUp(BaseException):
@@ -68,7 +69,7 @@ def _chunks(settings: Sequence[Sequence[RunConfig]], chunk: int) -> list[list[Ru
 
 def left(piece: Piece, done: set[str]) -> list[RunConfig]:
     """The runs of a piece that are in no bundle yet."""
-    return [run for run in piece.runs if config_digest(run.record()) not in done]
+    return [run for run in piece.runs if records.config_digest(run.record()) not in done]
 
 
 def work(options: argparse.Namespace) -> int:
@@ -85,26 +86,33 @@ def work(options: argparse.Namespace) -> int:
         if time.monotonic() - start > options.time_limit:
             raise TimeUp
 
-    for i, (piece, runs) in enumerate(waiting):
+    elsewhere = 0
+    for i, (piece, _) in enumerate(waiting):
         elapsed = time.monotonic() - start
         if elapsed + longest > options.time_limit:
             print(f"the time is up; {len(waiting) - i} pieces are left: give the same command again")
-            return TIME_IS_UP
-        folder = options.out / piece.preset
-        try:
-            outcomes = grid.run_grid(
-                runs,
-                folder,
-                jobs=options.jobs,
-                devices=options.device.split(","),
-                data_folder=options.data,
-                listener=watch,
-            )
-        except TimeUp:
-            _pack(runs, folder, options.results)
-            print(f"the time is up in {piece.name}; {len(waiting) - i} pieces are left: give the same command again")
-            return TIME_IS_UP
-        _pack(runs, folder, options.results)
+            return PIECES_LEFT
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(records.RunFolder(options.out / ".pieces" / piece.name).hold())
+            except records.RecordError:
+                elsewhere += 1
+                continue
+            runs = left(piece, bundles.digests(options.results))  # another process may have done it meanwhile
+            try:
+                outcomes = grid.run_grid(
+                    runs,
+                    options.out / piece.preset,
+                    jobs=options.jobs,
+                    devices=options.device.split(","),
+                    data_folder=options.data,
+                    listener=watch,
+                )
+            except TimeUp:
+                _pack(runs, options)
+                print(f"the time is up in {piece.name}; {len(waiting) - i} pieces are left: give the command again")
+                return PIECES_LEFT
+            _pack(runs, options)
         bad = [outcome for outcome in outcomes if outcome.status in ("failed", "busy")]
         failed += len(bad)
         seconds = time.monotonic() - start - elapsed
@@ -112,18 +120,28 @@ def work(options: argparse.Namespace) -> int:
         print(f"{piece.name}: {len(runs)} runs in {seconds:.0f} s", flush=True)
         for outcome in bad:
             print(f"  {outcome.run}: {outcome.status}: {outcome.message}", flush=True)
-    print("all done" if not failed else f"{failed} runs failed")
-    return 1 if failed else 0
+    if elsewhere:
+        print(f"pieces left to the processes that work on them: {elsewhere}")
+    print(f"{failed} runs failed" if failed else "nothing more to do here" if elsewhere else "all done")
+    return 1 if failed else PIECES_LEFT if elsewhere else 0
 
 
 def _wanted(name: str, globs: Sequence[str]) -> bool:
     return not globs or any(fnmatchcase(name, glob) for glob in globs)
 
 
-def _pack(runs: Sequence[RunConfig], folder: Path, results: Path) -> None:
-    for benchmark in {run.benchmark for run in runs}:
-        if (folder / benchmark).exists():
-            bundles.pack(folder / benchmark, results)
+def _pack(runs: Sequence[RunConfig], options: argparse.Namespace) -> None:
+    """Pack what is finished, one process after another."""
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(records.RunFolder(options.out / ".packing").hold())
+                break
+            except records.RecordError:
+                time.sleep(0.5)
+        for folder in {options.out / run.preset / run.benchmark for run in runs}:
+            if folder.exists():
+                bundles.pack(folder, options.results)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

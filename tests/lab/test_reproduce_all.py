@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from sketchogd.lab import bundles, grid, presets
+from sketchogd.lab import bundles, grid, presets, records
 from sketchogd.lab.records import config_digest
 
 from .test_bundles import write_run
@@ -85,7 +85,7 @@ def test_the_time_limit_keeps_what_is_done_and_the_next_call_goes_on(script, tmp
     monkeypatch.setattr(grid, "run_grid", fake)
     monkeypatch.setattr(script.time, "monotonic", lambda: fake.now)
     # Pieces of four take 40 s: after two of them a third would not end within 100 s, so it is not begun.
-    assert call(script, tmp_path, "--time-limit", "100") == script.TIME_IS_UP
+    assert call(script, tmp_path, "--time-limit", "100") == script.PIECES_LEFT
     assert len(fake.done) == 8
     assert call(script, tmp_path, "--time-limit", "100") == 0
     assert len(bundles.digests(tmp_path / "results")) == 12
@@ -95,8 +95,35 @@ def test_a_piece_that_is_too_long_is_left_with_its_finished_runs_packed(script, 
     fake = Grid(seconds=10.0)
     monkeypatch.setattr(grid, "run_grid", fake)
     monkeypatch.setattr(script.time, "monotonic", lambda: fake.now)
-    assert call(script, tmp_path, "--time-limit", "25") == script.TIME_IS_UP
+    assert call(script, tmp_path, "--time-limit", "25") == script.PIECES_LEFT
     assert len(fake.done) == len(bundles.digests(tmp_path / "results")) == 2
+
+
+def test_a_piece_that_another_process_works_on_is_left_to_it(script, tmp_path: Path, monkeypatch, capsys) -> None:
+    fake = Grid()
+    monkeypatch.setattr(grid, "run_grid", fake)
+    with records.RunFolder(tmp_path / "runs" / ".pieces" / "table2/rotated-mnist/2").hold():
+        assert call(script, tmp_path) == script.PIECES_LEFT
+    assert len(fake.done) == 8
+    assert "left to the processes that work on them: 1" in capsys.readouterr().out
+    assert call(script, tmp_path) == 0
+    assert len(fake.done) == 12
+
+
+def test_what_another_process_has_done_meanwhile_is_not_done_again(script, tmp_path: Path, monkeypatch) -> None:
+    fake, other = Grid(), Grid()
+
+    def both(runs, root, **options):
+        if not other.done:  # while the first piece is being done, another process does the second
+            pieces = [p for p in script.all_pieces(4, 2) if p.name == "table2/rotated-mnist/2"]
+            other(pieces[0].runs, tmp_path / "elsewhere" / "table2", **options)
+            bundles.pack(tmp_path / "elsewhere", tmp_path / "results")
+        return fake(runs, root, **options)
+
+    monkeypatch.setattr(grid, "run_grid", both)
+    assert call(script, tmp_path) == 0
+    assert len(other.done) == 4
+    assert len(fake.done) == 8
 
 
 def test_a_failed_run_is_reported(script, tmp_path: Path, monkeypatch, capsys) -> None:
