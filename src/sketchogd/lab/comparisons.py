@@ -186,7 +186,7 @@ VALIDATION = 0.1
 TUNED_OPTIONS: dict[str, dict[str, Sequence[float]]] = {
     "layer-sketch": {"strength": (0.5, 1.0, 2.0, 4.0, 8.0), "damping": (0.015, 0.05, 0.15)},
     "gpm": {"energy": (0.9, 0.95, 0.97, 0.99, 0.999)},
-    "ewc": {"strength": (0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)},
+    "ewc": {"strength": (0.1, 1.0, 10.0, 100.0, 1000.0, 3000.0)},
     "si": {"strength": (0.01, 0.1, 1.0, 10.0, 100.0), "damping": (0.1, 1.0)},
 }
 """The options that are tuned for each method, and the values that are tried, all with all."""

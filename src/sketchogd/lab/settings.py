@@ -73,6 +73,7 @@ TUNED: dict[str, dict[str, dict[str, Any]]] = {
         "split-mnist": {"strength": 4.0, "damping": 0.05},
         "split-cifar100": {"strength": 1.0},
     },
+    "gpm": {"rotated-mnist": {"energy": 0.97}, "permuted-mnist": {"energy": 0.97}},
     "ewc": {"split-mnist": {"strength": 1000.0}},
     "si": {"split-mnist": {"strength": 100.0}},
 }
