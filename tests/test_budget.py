@@ -75,8 +75,10 @@ def test_copies_are_counted_when_steps_are_projected_together():
     )
     # where the copy does not fit, a memory without an anchor is what there is room for
     small = memory_for(300_000, parameters, 1, 0).memory
-    assert small.ridge is not None
+    assert (small.ridge, small.energy, small.outputs) == (0.0, 0.95, False)
     assert small.cost(parameters) <= 300_000
+    assert "Inputs only" in memory_for(300_000, parameters, 1, 0).reason
+    assert "Inputs only" not in memory_for(1_000_000, parameters, 1, 0).reason
     with pytest.raises(ValueError, match="copy of the weights"):
         memory_for(300_000, parameters, 50, 0)
 

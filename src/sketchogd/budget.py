@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .columns import Whole
 from .memory import GradientMemory, Held, LayerSketch, Memory
@@ -40,8 +40,8 @@ class Choice(NamedTuple):
     reason: str
 
 
-SMALL_RIDGE = 0.05
-"""The fixed ridge of a layer memory that has no room for an anchor."""
+WITHOUT_ANCHOR: dict[str, Any] = {"ridge": 0.0, "energy": 0.95, "outputs": False}
+"""Settings of a layer memory that has no room for an anchor: inputs only, projected hard."""
 
 
 def memory_for(budget: str | int, parameters: ProtectedParameters, every: int, seed: int) -> Choice:
@@ -59,10 +59,10 @@ def memory_for(budget: str | int, parameters: ProtectedParameters, every: int, s
     weights = int(parameters.columns.largest(sum(local(t).numel() * t.element_size() for t in parameters.tensors)))
     widths = [layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers]
     limit = max(widths) if by_layer else parameters.p
-    ridge: float | None = None
+    settings: dict[str, Any] = {}
 
     def memory(rank: int) -> Memory:
-        return LayerSketch(rank, ridge=ridge, seed=seed) if by_layer else GradientMemory(ProductSketch(rank, seed=seed))
+        return LayerSketch(rank, **settings, seed=seed) if by_layer else GradientMemory(ProductSketch(rank, seed=seed))
 
     def needed(rank: int) -> int:
         return memory(rank).cost(parameters) + copies
@@ -70,7 +70,7 @@ def memory_for(budget: str | int, parameters: ProtectedParameters, every: int, s
     copies = weights if every > 1 or memory(1).anchored else 0
     smallest = min(SMALLEST_RANK, limit)
     if needed(smallest) > nbytes and every == 1 and by_layer:
-        ridge, copies = SMALL_RIDGE, 0  # without an anchor there is no copy of the weights to pay for
+        settings, copies = WITHOUT_ANCHOR, 0  # there is then no copy of the weights to pay for
     rank = largest_rank(lambda k: needed(k) <= nbytes, limit)
     if rank < smallest:
         copy = f", {copies:,} of them for a copy of the weights" if copies else ""
@@ -83,7 +83,8 @@ def memory_for(budget: str | int, parameters: ProtectedParameters, every: int, s
         return Choice(
             memory(rank),
             f"{in_layers / parameters.p:.0%} of the parameters belong to layers, whose inputs and sensitivities take "
-            f"far fewer bytes than gradients of length {parameters.p:,}; rank {rank} is the largest that fits.",
+            f"far fewer bytes than gradients of length {parameters.p:,}; rank {rank} is the largest that fits."
+            + (f" Inputs only: {weights:,} bytes for an anchor do not fit as well." if settings else ""),
         )
     # In rows, not bytes: without a stored test matrix every sketch takes the bytes of its rows, and they are counted.
     advice = recommend(typical_spectrum(), vectors=rank, d=parameters.p)

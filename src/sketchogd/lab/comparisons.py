@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from sketchogd.budget import SMALL_RIDGE, parse_bytes
+from sketchogd.budget import WITHOUT_ANCHOR, parse_bytes
 from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.methods import KINDS, Method, method, unknown
 from sketchogd.lab.published import EXAMPLES, TASKS
@@ -109,7 +109,7 @@ def _at_budget(name: str, benchmark: str, budget: int) -> list[Method]:
         # A copy of the weights, for an anchor or for lazy projection, would take most of a small budget.
         if budget >= 8 * p:
             return [default_method(name, benchmark, **settings)]
-        settings |= {} if name == "gpm" else {"ridge": SMALL_RIDGE}
+        settings |= {} if name == "gpm" else WITHOUT_ANCHOR
         return [method(name, every=1, **settings)]
     if name in ("pca-ogd", "random-ogd") or name in FEWEST_VECTORS:
         settings |= {"samples": sizes.pca[0]} if name == "pca-ogd" else {}
