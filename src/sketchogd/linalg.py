@@ -175,10 +175,8 @@ def nystrom(C: Tensor, R: Tensor, cutoff: float = 1e-7) -> tuple[Tensor, Tensor]
     C = (C + C.T).div_(2)
     theta, W = eigenpairs_(C)
     keep = theta > cutoff * theta[-1:].clamp_min(0)
-    W = W[keep].div_(theta[keep, None].sqrt())
-    del C
-    half = W @ R
-    del W
+    half = W.mul_(torch.where(keep, theta.abs().rsqrt(), 0.0)[:, None]) @ R
+    del C, W
     values, Z = eigenpairs_(half.T @ half)
     return values.flip(0).clamp_min(0), Z.flip(0).T
 
