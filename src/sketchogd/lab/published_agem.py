@@ -31,11 +31,11 @@ class PublishedAGEM(AGEM):
         x, y, head = self.store.mixed(self.batch)
         with torch.enable_grad():
             loss = self.loss(x, y, head)
-        reference = list(torch.autograd.grad(loss, self.body))
+        reference: list[Tensor | None] = list(torch.autograd.grad(loss, self.body))
         for parameter in self.parameters:
             if all(parameter is not other for other in self.body):
                 parameter.grad = None
-        project_on_half_space_(self.body, list(reference))
+        project_on_half_space_(self.body, reference)
 
     def plan(self, steps: int) -> None:
         """Nothing: the head is another one at each step, so that steps cannot be planned."""
