@@ -13,7 +13,6 @@ Letters: S runs, b examples in a batch, n examples of a task, T tasks.
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from sketchogd.baselines.examples import bytes_of_example
 from sketchogd.lab import metrics, models, records, train
 from sketchogd.lab.configs import RunConfig, make_optimizer, model_for, stream_of
 from sketchogd.lab.grouping import projects
+from sketchogd.lab.lanes import Data, Lane
 from sketchogd.lab.methods import Setup, build
 from sketchogd.lab.stacked import (
     batched_logits,
@@ -36,61 +36,9 @@ from sketchogd.lab.stacked import (
     stacked,
     stacked_optimizer,
 )
-from sketchogd.lab.tasks import Pair, Stream
 
 BLOCK = 50
 """Steps in a block where nothing is projected."""
-
-
-@dataclass(eq=False)
-class _Lane:
-    """One run of the group: its model, whose parameters are views into the stack, and what it has measured."""
-
-    config: RunConfig
-    place: records.RunFolder
-    model: nn.Module
-    learner: Baseline
-    data: int
-    matrix: np.ndarray
-    initial: np.ndarray
-    hooked: bool = False
-    error: FloatingPointError | None = None
-
-    def __post_init__(self) -> None:
-        kind = type(self.learner)
-        acts = kind.before_step is not Baseline.before_step or kind.after_step is not Baseline.after_step
-        self.hooked = acts and kind is not AGEM
-
-
-@dataclass(eq=False)
-class _Data:
-    """The task at hand for the U different streams of a group: x (U · n, …), y (U · n,), and all test sets."""
-
-    streams: list[Stream]
-    device: torch.device
-    tests: list[list[Pair]] = field(default_factory=list)
-    x: Tensor = field(default_factory=lambda: torch.empty(0))
-    y: Tensor = field(default_factory=lambda: torch.empty(0))
-    n: int = 0
-
-    def load(self, t: int, features: Sequence[Callable[[Tensor], Tensor]] | None) -> None:
-        """Bring the training half of task t to the device, through each stream's `features` where there are any."""
-        pairs = [self._on_device(stream.train(t)) for stream in self.streams]
-        if features is not None:
-            pairs = [(feature(x), y) for feature, (x, y) in zip(features, pairs, strict=True)]
-        self.n = len(pairs[0][1])
-        self.x, self.y = (torch.cat([pair[i] for pair in pairs]) for i in (0, 1))
-
-    def load_tests(self) -> None:
-        tasks = range(len(self.streams[0]))
-        self.tests = [[self._on_device(stream.test(t)) for t in tasks] for stream in self.streams]
-
-    def of(self, lane: _Lane) -> Pair:
-        rows = slice(lane.data * self.n, (lane.data + 1) * self.n)
-        return self.x[rows], self.y[rows]
-
-    def _on_device(self, pair: Pair) -> Pair:
-        return pair[0].to(self.device), pair[1].to(self.device)
 
 
 def run(
@@ -143,7 +91,7 @@ class Group:
         keys = [c.seed if by_seed else 0 for c in configs]
         unique = list(dict.fromkeys(keys))
         streams = [stream_of(configs[keys.index(key)], data_folder) for key in unique]
-        self.data = _Data(streams, device)
+        self.data = Data(streams, device)
         self.data.load_tests()
         self.stream = streams[0]
         self.example = self.data.tests[0][0][0][:1].cpu()
@@ -159,7 +107,7 @@ class Group:
         for i, (config, place, model) in enumerate(zip(configs, places, nets, strict=True)):
             learner = self._learner(config, model, self.idle[i], unique.index(keys[i]))
             blank = np.full((T, T), np.nan)
-            self.lanes.append(_Lane(config, place, model, learner, unique.index(keys[i]), blank, blank[0].copy()))
+            self.lanes.append(Lane(config, place, model, learner, unique.index(keys[i]), blank, blank[0].copy()))
         self.offsets = torch.tensor([lane.data for lane in self.lanes], device=device)
         # A-GEM's extra passes are made for all of its runs at once, what other methods do at a step for one at a time.
         self.agems = [(s, lane.learner) for s, lane in enumerate(self.lanes) if type(lane.learner) is AGEM]
@@ -406,7 +354,7 @@ class Group:
             if lane.error is None:
                 lane.place.append(event)
 
-    def _finish(self, lane: _Lane) -> metrics.Summary:
+    def _finish(self, lane: Lane) -> metrics.Summary:
         S = len(self.lanes)
         timings = {what: seconds / S for what, seconds in self.spent.items()}
         timings["total"] = sum(timings.values())
