@@ -73,6 +73,8 @@ def test_the_fastest_turn_counts(monkeypatch):
 
 
 def test_memory_at_the_worst_moment():
+    kept = [bytearray(50_000) for _ in range(2_000)]  # freed memory that stays in the heap must not hide the work
+    del kept[:-1]
     found = clock.peak_bytes(lambda: torch.ones(10_000_000).sum(), CPU)
     assert found != found or 30e6 < found < 90e6
 

@@ -4,6 +4,8 @@ What slows a turn down (other programs, a processor that changes its pace) is ne
 alternate meet the same conditions.
 """
 
+import contextlib
+import ctypes
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -58,6 +60,8 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> float:
         work()
         wait(device)
         return float(torch.cuda.max_memory_allocated(device) - before)
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what was freed; used again, it would not show
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark is now what is resident
         before = _resident("VmRSS")
