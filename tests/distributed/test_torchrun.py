@@ -15,7 +15,7 @@ from . import workers
 from .processes import outcomes
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 2
+TIMEOUT = 4
 """Seconds of the process group."""
 
 
@@ -24,8 +24,8 @@ def test_the_others_fail_in_time_and_say_why(how, tmp_path):
     found = outcomes(workers.one_is_lost, 2, tmp_path, how, limit=40, timeout=TIMEOUT)
     status, (seconds, message) = found[0]
     assert status == "ok", message
-    # A process that died is noticed at once, one that hangs after the timeout; 3 s are for a busy machine.
-    assert seconds < TIMEOUT + 3
+    # A process that died is noticed at once, one that hangs after the timeout, long before it goes on.
+    assert seconds < workers.HANGS - 1
     assert "process 0 of 2" in message
     assert "Another process died" in message
     assert "last saved memory" in message

@@ -411,6 +411,10 @@ def load_checkpoints(rank, size, folder):
 # ---------------------------------------------------------------- failure
 
 
+HANGS = 14
+"""Seconds that a process hangs, several times the timeout: machines may be busy."""
+
+
 def one_is_lost(rank, size, how):
     """Process 1 dies or hangs while it remembers; how long the others wait, and what they say."""
     import os
@@ -426,7 +430,7 @@ def one_is_lost(rank, size, how):
         if rank == 1 and how == "dies":
             os._exit(1)
         if rank == 1:
-            time.sleep(6)
+            time.sleep(HANGS)
         yield x[2:4], y[2:4]
 
     try:

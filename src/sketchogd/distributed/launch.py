@@ -1,6 +1,8 @@
 """Joining the processes that torchrun started."""
 
+import atexit
 import os
+import time
 from datetime import timedelta
 
 import torch
@@ -8,6 +10,8 @@ import torch.distributed as dist
 
 TIMEOUT = timedelta(minutes=2)
 """How long a collective may take before a process gives up on the others."""
+PAUSE = 0.3
+"""Seconds that a process with gloo waits before it ends."""
 
 
 def start(timeout: timedelta = TIMEOUT, device: str | None = None) -> torch.device:
@@ -21,6 +25,11 @@ def start(timeout: timedelta = TIMEOUT, device: str | None = None) -> torch.devi
     if kind == "cuda":
         torch.cuda.set_device(place)
     backend = "nccl" if kind == "cuda" else "gloo"
+    if backend == "gloo":
+        # A thread of gloo may still hold the tensors of the last collective. If it lets go of them while Python shuts
+        # down, it asks for a lock that it can no longer get, and the process aborts after its work is done; FSDP2
+        # keeps that thread alive after destroy_process_group (see github.com/pytorch/pytorch/pull/179291).
+        atexit.register(time.sleep, PAUSE)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1":
         # torchrun of torch 2.13 keeps its store when it restarts the processes, with the addresses of the dead ones in
         # it; a prefix for each attempt keeps them apart. Machines may count attempts differently: see the docs.
