@@ -16,7 +16,7 @@ import argparse
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -25,8 +25,8 @@ import torch
 from sketchogd.lab import bundles, grid, presets, records
 from sketchogd.lab.configs import RunConfig
 
-ORDER = ("table1", "table2", "ridges", "goals", "equal-bytes", "ablations", "spectra", "causes")
-"""All experiments but `curves`, whose runs are the first seeds of table1."""
+ORDER = ("table1", "spectra", "table2", "ridges", "goals", "equal-bytes", "ablations", "causes")
+"""All experiments but `curves`, whose runs are the first seeds of table1. Bundles keep most of the first two."""
 
 PIECES_LEFT = 3
 
@@ -43,18 +43,25 @@ class Piece:
 
 
 def all_pieces(chunk: int, seeds: int | None = None) -> list[Piece]:
-    """Every run of every experiment, once."""
+    """Every run of every experiment; one that several experiments have belongs to the first of them."""
     pieces = []
+    seen: set[str] = set()
     for preset in ORDER:
-        runs = presets.PRESETS[preset](**({} if seeds is None else {"seeds": seeds})).runs
-        for benchmark in dict.fromkeys(run.benchmark for run in runs):
+        asked = presets.PRESETS[preset](**({} if seeds is None else {"seeds": seeds})).runs
+        runs = {digest: run for run in asked if (digest := _without_preset(run)) not in seen}
+        seen |= runs.keys()
+        for benchmark in dict.fromkeys(run.benchmark for run in runs.values()):
             settings: dict[str, list[RunConfig]] = {}
-            for run in runs:
+            for run in runs.values():
                 if run.benchmark == benchmark:
                     settings.setdefault(run.setting, []).append(run)
             for number, part in enumerate(_chunks(list(settings.values()), chunk), start=1):
                 pieces.append(Piece(f"{preset}/{benchmark}/{number}", preset, tuple(part)))
     return pieces
+
+
+def _without_preset(run: RunConfig) -> str:
+    return records.config_digest(replace(run, preset="").record())
 
 
 def _chunks(settings: Sequence[Sequence[RunConfig]], chunk: int) -> list[list[RunConfig]]:

@@ -182,7 +182,7 @@ def test_goals_are_those_of_the_issue() -> None:
 def test_nothing_is_tuned_on_test_data() -> None:
     runs = presets.ridges().runs
     assert {run.validation for run in runs} == {0.1}
-    assert {run.method.name for run in runs} == {"layer-sketch", "gpm", "ewc", "si"}
+    assert {run.method.name for run in runs} == {"sketchogd", "layer-sketch", "gpm", "ewc", "si"}
     with pytest.raises(ValueError, match="something to tune"):
         presets.ridges(methods=["sgd"])
 

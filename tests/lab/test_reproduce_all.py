@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -32,14 +33,20 @@ def script() -> Iterator[ModuleType]:
 def test_every_run_is_in_one_piece(script: ModuleType) -> None:
     pieces = script.all_pieces(chunk=40)
     assert len({piece.name for piece in pieces}) == len(pieces)
-    found = [config_digest(run.record()) for piece in pieces for run in piece.runs]
-    wanted = [config_digest(run.record()) for name in script.ORDER for run in presets.PRESETS[name]().runs]
+    found = [unnamed(run) for piece in pieces for run in piece.runs]
+    wanted = {unnamed(run) for name in script.ORDER for run in presets.PRESETS[name]().runs}
     assert sorted(found) == sorted(wanted)
+    assert {run.method.name for p in pieces if p.preset == "table2" for run in p.runs}.isdisjoint({"random-ogd"})
+    assert sum(len(p.runs) for p in pieces if p.preset == "spectra") == len(presets.spectra().runs)
     assert set(script.ORDER) | {"curves"} == set(presets.PRESETS)
     for piece in pieces:
         assert 0 < len(piece.runs) <= 40
         assert {f"{run.preset}/{run.benchmark}" for run in piece.runs} == {piece.name.rpartition("/")[0]}
     assert all(len(piece.runs) <= 3 for piece in script.all_pieces(chunk=3))
+
+
+def unnamed(run) -> str:
+    return config_digest(replace(run, preset="").record())
 
 
 class Grid:
@@ -65,19 +72,19 @@ class Grid:
 
 def call(script: ModuleType, tmp_path: Path, *more: str) -> int:
     where = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
-    return script.main([*where, "--pieces", "table2/rotated-mnist/*", "--seeds", "2", "--chunk", "4", *more])
+    return script.main([*where, "--pieces", "table1/rotated-mnist/*", "--seeds", "2", "--chunk", "4", *more])
 
 
 def test_what_is_packed_is_not_done_again(script, tmp_path: Path, monkeypatch, capsys) -> None:
     fake = Grid()
     monkeypatch.setattr(grid, "run_grid", fake)
     assert call(script, tmp_path) == 0
-    assert len(fake.done) == 12
-    assert len(bundles.digests(tmp_path / "results")) == 12
+    assert len(fake.done) == 14
+    assert len(bundles.digests(tmp_path / "results")) == 14
     assert call(script, tmp_path) == 0
-    assert len(fake.done) == 12
+    assert len(fake.done) == 14
     assert call(script, tmp_path, "--list") == 0
-    assert "table2/rotated-mnist/1: 0 of 4 runs left" in capsys.readouterr().out
+    assert "table1/rotated-mnist/1: 0 of 4 runs left" in capsys.readouterr().out
 
 
 def test_the_time_limit_keeps_what_is_done_and_the_next_call_goes_on(script, tmp_path: Path, monkeypatch) -> None:
@@ -88,7 +95,7 @@ def test_the_time_limit_keeps_what_is_done_and_the_next_call_goes_on(script, tmp
     assert call(script, tmp_path, "--time-limit", "100") == script.PIECES_LEFT
     assert len(fake.done) == 8
     assert call(script, tmp_path, "--time-limit", "100") == 0
-    assert len(bundles.digests(tmp_path / "results")) == 12
+    assert len(bundles.digests(tmp_path / "results")) == 14
 
 
 def test_a_piece_that_is_too_long_is_left_with_its_finished_runs_packed(script, tmp_path: Path, monkeypatch) -> None:
@@ -102,12 +109,12 @@ def test_a_piece_that_is_too_long_is_left_with_its_finished_runs_packed(script, 
 def test_a_piece_that_another_process_works_on_is_left_to_it(script, tmp_path: Path, monkeypatch, capsys) -> None:
     fake = Grid()
     monkeypatch.setattr(grid, "run_grid", fake)
-    with records.RunFolder(tmp_path / "runs" / ".pieces" / "table2/rotated-mnist/2").hold():
+    with records.RunFolder(tmp_path / "runs" / ".pieces" / "table1/rotated-mnist/2").hold():
         assert call(script, tmp_path) == script.PIECES_LEFT
-    assert len(fake.done) == 8
+    assert len(fake.done) == 10
     assert "left to the processes that work on them: 1" in capsys.readouterr().out
     assert call(script, tmp_path) == 0
-    assert len(fake.done) == 12
+    assert len(fake.done) == 14
 
 
 def test_what_another_process_has_done_meanwhile_is_not_done_again(script, tmp_path: Path, monkeypatch) -> None:
@@ -115,15 +122,15 @@ def test_what_another_process_has_done_meanwhile_is_not_done_again(script, tmp_p
 
     def both(runs, root, **options):
         if not other.done:  # while the first piece is being done, another process does the second
-            pieces = [p for p in script.all_pieces(4, 2) if p.name == "table2/rotated-mnist/2"]
-            other(pieces[0].runs, tmp_path / "elsewhere" / "table2", **options)
+            pieces = [p for p in script.all_pieces(4, 2) if p.name == "table1/rotated-mnist/2"]
+            other(pieces[0].runs, tmp_path / "elsewhere" / "table1", **options)
             bundles.pack(tmp_path / "elsewhere", tmp_path / "results")
         return fake(runs, root, **options)
 
     monkeypatch.setattr(grid, "run_grid", both)
     assert call(script, tmp_path) == 0
     assert len(other.done) == 4
-    assert len(fake.done) == 8
+    assert len(fake.done) == 10
 
 
 def test_a_failed_run_is_reported(script, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from sketchogd.lab import ablations, causes, comparisons, evidence, presets, published
 from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.evidence import HALF, OURS, ROWS, Cell, Evidence, Point
+from sketchogd.lab.methods import KINDS, Method
 from sketchogd.lab.metrics import Spread
 from sketchogd.lab.settings import PAPER_BYTES, training_for
 
@@ -255,7 +256,7 @@ def tuning_tables(found: Evidence) -> list[str]:
         rows = []
         for benchmark in published.BENCHMARKS:
             tried = {
-                " / ".join(f"{run.method.options[option]:g}" for option in options): cell
+                " / ".join(_option(run.method, option) for option in options): cell
                 for run in runs
                 if (run.benchmark, run.method.name) == (benchmark, method) and (cell := found.cell(run))
             }
@@ -266,8 +267,8 @@ def tuning_tables(found: Evidence) -> list[str]:
                 f"{value}: {f'**{cell.accuracy.mean:.3f}**' if value == best else f'{cell.accuracy.mean:.3f}'}"
                 for value, cell in tried.items()
             ]
-            used = presets.default_method(method, benchmark).options
-            chosen = " / ".join("usual" if used[option] is None else f"{used[option]:g}" for option in options)
+            used = presets.default_method(method, benchmark)
+            chosen = " / ".join(_option(used, option) for option in options)
             rows.append([published.BENCHMARKS[benchmark], ", ".join(scores), chosen])
         if rows:
             lines += [
@@ -275,6 +276,12 @@ def tuning_tables(found: Evidence) -> list[str]:
                 "",
             ]
     return lines
+
+
+def _option(settings: Method, name: str) -> str:
+    """What a method was told, as text: the steps between projections, or one of its options."""
+    known = {"every": settings.every, **KINDS[settings.name].later, **settings.options}
+    return "usual" if known[name] is None else f"{known[name]:g}"
 
 
 def ablation_table(found: Evidence, name: str) -> list[str]:
