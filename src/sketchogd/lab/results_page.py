@@ -83,15 +83,16 @@ def known_keys() -> list[str]:
 
 
 def read_notes(path: Path) -> dict[str, str]:
-    """The remarks by key; what stands before the first heading is for whoever edits the file."""
+    """The remarks by key, one or several a heading; what stands before the first is for whoever edits the file."""
     if not path.exists():
         return {}
-    parts = re.split(r"^## +(\S+)[ \t]*$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    found = {}
-    for key, text in zip(parts[1::2], parts[2::2], strict=True):
-        if key in found:
-            raise ValueError(f"{path}: two notes for {key!r}")
-        found[key] = text.strip()
+    parts = re.split(r"^## +(\S.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found: dict[str, str] = {}
+    for keys, text in zip(parts[1::2], parts[2::2], strict=True):
+        for key in keys.split():
+            if key in found:
+                raise ValueError(f"{path}: two notes for {key!r}")
+            found[key] = text.strip()
     return found
 
 
@@ -186,11 +187,13 @@ def _paper_table(made: Page, name: str, title: str, words: str) -> None:
     made.say(f"{words} First line: ours; second: published, and the difference. † outside two published deviations.")
     made.command(f"sketchogd reproduce {name} --device cuda")
     made.say(*lines)
+    together: dict[tuple[str, str], list[str]] = {}
     for benchmark, method, difference in beyond:
-        key = f"{name}/{benchmark}/{method}"
-        remark = made.notes.get(key, "the cause was not looked for yet.")
-        where = f"{results_tables.title(method)} on {published.BENCHMARKS[benchmark]}"
-        made.say(f"* † {where}, {results_tables.signed(difference)}: {remark}")
+        remark = made.notes.get(f"{name}/{benchmark}/{method}", "The cause was not looked for yet.")
+        cell = f"{results_tables.title(method)} {results_tables.signed(difference)}"
+        together.setdefault((benchmark, remark), []).append(cell)
+    for (benchmark, remark), cells in together.items():
+        made.say(f"* † {published.BENCHMARKS[benchmark]}, {', '.join(cells)}: {remark}")
     made.note(name)
 
 
