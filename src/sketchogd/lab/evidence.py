@@ -29,6 +29,9 @@ ROWS = (
 )
 """The rows of the comparison at equal bytes, in order."""
 
+VARIANTS = ("one-rule", "counted-scaled", "bfloat16-scaled")
+"""Goals with the size of another one and a setting of their own; at equal bytes the other is shown."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -106,7 +109,7 @@ class Evidence:
     def points(self, benchmark: str) -> list[Point]:
         """Accuracy over bytes on a benchmark: equal-bytes, the goals, table 1, and OGD of table 2."""
         configs = [*presets.equal_bytes([benchmark], seeds=1).runs]
-        configs += [run for run in presets.goals([benchmark], seeds=1).runs if not _one_rule_only(run)]
+        configs += [run for run in presets.goals([benchmark], seeds=1).runs if not _variant_only(run)]
         configs += presets.table1([benchmark], seeds=1).runs + presets.table2([benchmark], ["ogd"], seeds=1).runs
         found: dict[str, Point] = {}
         for config in configs:
@@ -126,7 +129,7 @@ def _identity(config: Mapping[str, Any]) -> str:
     return json.dumps({key: value for key, value in config.items() if key not in FREE}, sort_keys=True)
 
 
-def _one_rule_only(config: RunConfig) -> bool:
-    """Whether a run of the goals is there for the rule that is the same everywhere, and is not the tuned one too."""
+def _variant_only(config: RunConfig) -> bool:
+    """Whether a run of the goals is there for a variant alone."""
     keys = {g.key for g in comparisons.goal_list() if (g.benchmark, g.method) == (config.benchmark, config.method)}
-    return keys == {"one-rule"}
+    return keys <= set(VARIANTS)
