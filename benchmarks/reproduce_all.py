@@ -28,6 +28,9 @@ from sketchogd.lab.configs import RunConfig
 ORDER = ("table1", "spectra", "table2", "ridges", "goals", "equal-bytes", "ablations", "causes")
 """All experiments but `curves`, whose runs are the first seeds of table1. Bundles keep most of the first two."""
 
+SLOW = {"split-cifar100": 4}
+"""Benchmarks of which a piece has so many times fewer runs, to fit in ten minutes as well."""
+
 PIECES_LEFT = 3
 
 
@@ -55,7 +58,8 @@ def all_pieces(chunk: int, seeds: int | None = None) -> list[Piece]:
             for run in runs.values():
                 if run.benchmark == benchmark:
                     settings.setdefault(run.setting, []).append(run)
-            for number, part in enumerate(_chunks(list(settings.values()), chunk), start=1):
+            most = max(1, chunk // SLOW.get(benchmark, 1))
+            for number, part in enumerate(_chunks(list(settings.values()), most), start=1):
                 pieces.append(Piece(f"{preset}/{benchmark}/{number}", preset, tuple(part)))
     return pieces
 
