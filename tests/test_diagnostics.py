@@ -122,6 +122,8 @@ def test_no_estimate_without_a_certificate():
     assert protected(X, so.GradientSketch(4))[2].diagnostics()["forgetting_estimate"] is None
     rounded = so.GradientMemory(so.ProductSketch(4), basis_dtype="bfloat16")
     assert protected(X, rounded)[2].diagnostics()["forgetting_estimate"] is None
+    scaled = so.GradientMemory(so.ProductSketch(4), power=1.0)
+    assert protected(X, scaled)[2].diagnostics()["forgetting_estimate"] is None
     _, _, protection = protected(X, so.GradientMemory(so.ProductSketch(4), basis_dtype="float32"))
     assert protection.diagnostics()["forgetting_estimate"] == 0.0
     protection.observe(X, torch.zeros(N, dtype=torch.long))

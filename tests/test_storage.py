@@ -29,6 +29,7 @@ MEMORIES = {
     "pca": lambda: so.PCARows(10, 6),
     "frequent": lambda: so.FrequentDirections(8, 4),
     "bfloat16": lambda: so.GradientMemory(so.ProductSketch(12), basis_dtype="bfloat16", offload="cpu"),
+    "scaled": lambda: so.GradientMemory(so.ProductSketch(12), power=1.0),
     "layers": lambda: so.LayerSketch(rank=6, ridge=0.1),
     "layers-hard": lambda: so.LayerSketch(rank={"*": 6}, ridge=0.0, outputs=False, energy=0.99),
 }

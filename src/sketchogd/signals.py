@@ -48,12 +48,16 @@ WORTHWHILE_CHUNK = 64
 class GradientSignals:
     """Per-example gradients of `output` for batches of one model, in chunks of limited size.
 
-    `path` says how ("fast", "vmap" or "loop") once the first batch has come.
+    With a `power` q a gradient g becomes g ‖g‖^q. `path` says how gradients are made ("fast", "vmap" or "loop") once
+    the first batch has come.
     """
 
-    def __init__(self, parameters: ProtectedParameters, output: Output, chunk_bytes: int | None = None) -> None:
+    def __init__(
+        self, parameters: ProtectedParameters, output: Output, chunk_bytes: int | None = None, power: float = 0.0
+    ) -> None:
         self.parameters = parameters
         self.output = output
+        self.power = power
         self.path: str | None = None
         self.layers = [] if parameters.split else find_layers(parameters)
         width = parameters.columns.widest if parameters.split else parameters.p  # chunks are the same in all processes
@@ -74,7 +78,7 @@ class GradientSignals:
             part = slice(start, start + size)
             x, y = (map_tensors(lambda t: t[part], value) for value in (inputs, targets))  # noqa: B023
             with evaluating(self.parameters.model):
-                yield self._gradients(x, y)
+                yield self._scaled_(self._gradients(x, y))
 
     def total(self, inputs: Any, targets: Any) -> list[Tensor | None]:
         """The gradients of the sum of all outputs, one tensor a parameter, by one ordinary backward pass."""
@@ -86,6 +90,14 @@ class GradientSignals:
         if self.path is None:
             self.path = self._choose(inputs, targets)
         return _PATHS[self.path](self, inputs, targets)
+
+    def _scaled_(self, rows: Tensor) -> Tensor:
+        if self.power == 0:
+            return rows
+        norms = torch.linalg.vector_norm(rows, dim=1)
+        if self.parameters.split:  # each process has some of the columns of the same examples
+            norms = self.parameters.columns.total(norms.square()).sqrt()
+        return rows.mul_(torch.where(norms > 0, norms**self.power, 0.0).unsqueeze(1))
 
     def _choose(self, inputs: Any, targets: Any) -> str:
         if self.parameters.split:

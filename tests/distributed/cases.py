@@ -19,6 +19,7 @@ SKETCHES = {
     "pca": lambda: so.PCARows(8, 4),
     "incremental-pca": lambda: so.IncrementalPCA(8, 3),
     "frequent-directions": lambda: so.FrequentDirections(8, 3),
+    "scaled": lambda: so.GradientMemory(so.ProductSketch(12), power=1.0),
 }
 LAYERS = {"layer": lambda: so.LayerSketch(rank=5), "layer-ridge": lambda: so.LayerSketch(rank=5, ridge=0.05)}
 WAYS = {"": {}, "-gradient-mode": {"momentum": 0.0}, "-every": {"every": 3}}

@@ -98,6 +98,7 @@ REFUSED = {
     "other rank": (so.SymmetricSketch(6, 8), so.SymmetricSketch(6, 9), "same test matrix"),
     "other kind of sketch": (so.ProductSketch(12), so.AllRows(), "cannot merge"),
     "other kind of memory": (so.ProductSketch(12), so.LayerSketch(rank=5), "kind"),
+    "other power": (so.ProductSketch(12), so.GradientMemory(so.ProductSketch(12), power=1.0), "power"),
     "other layer settings": (so.LayerSketch(rank=5), so.LayerSketch(rank=5, ridge=0.1), "settings"),
 }
 

@@ -90,9 +90,8 @@ def test_a_gradient_of_zero_stays_zero() -> None:
     model = nn.Linear(3, 2, bias=False)
     x = torch.tensor([[0.0, 0.0, 0.0], [3.0, 0.0, 4.0]])
     parameters, y = so.ProtectedParameters(model), torch.tensor([0, 1])
-    ((_, (targets, scales)),) = Remembered(power=-1.0).batches(parameters, x, y, 10)
-    assert torch.equal(targets, y)
-    torch.testing.assert_close(scales, torch.tensor([0.0, 0.2]))
+    (rows,) = GradientSignals(parameters, OUTPUTS["true"], power=-1.0).chunks(x, y)
+    torch.testing.assert_close(rows, torch.tensor([[0.0] * 6, [0.0, 0.0, 0.0, 0.6, 0.0, 0.8]]))
 
 
 def test_layer_memories_are_shown_the_output_that_is_named() -> None:

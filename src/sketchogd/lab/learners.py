@@ -70,7 +70,7 @@ class Protected(Baseline):
             inputs, targets = inputs[rows], targets[rows]
         targets = self.remembered.targets(targets, self.seed, "signs", self.tasks)
         inputs, targets = inputs[self.own], targets[self.own]
-        self.protection.remember(self.remembered.batches(self.protection.parameters, inputs, targets, ROWS_AT_ONCE))
+        self.protection.remember(zip(inputs.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True))
         self.tasks += 1
 
     def tensors(self) -> dict[str, Tensor]:

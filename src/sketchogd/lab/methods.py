@@ -42,7 +42,7 @@ def protected(
 
 
 def _remembered(settings: Method) -> Remembered:
-    return Remembered(settings.options.get("output"), settings.options.get("power", 0.0))
+    return Remembered(settings.options.get("output"))
 
 
 def _room(settings: Method, setup: Setup) -> int:
@@ -181,7 +181,7 @@ def _gradient_memory(settings: Method, setup: Setup) -> so.GradientMemory:
     A budget then counts the basis and, unless it is offloaded to the host, the sketch as well.
     """
     options = dict(settings.options)
-    places = {key: options.pop(key) for key in ("basis_dtype", "offload")}
+    places = {key: options.pop(key) for key in ("basis_dtype", "offload")} | {"power": options.pop("power", 0.0)}
     kind, zeta = options.pop("test_matrix"), options.pop("zeta")
     if kind not in ("sparse", "gaussian"):
         raise ValueError(unknown("test matrix", kind, ["sparse", "gaussian"]))

@@ -1,9 +1,5 @@
-"""What of an example a memory remembers: which output, by name, and gradients scaled by a power of their norm.
+"""Which output of an example a memory remembers, by name. C logits of one example."""
 
-Letters: C logits of one example, g the gradient of its output, q the power.
-"""
-
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +8,6 @@ from torch import Tensor
 
 from sketchogd.batches import Output, log_likelihood, logits_of, true_logit
 from sketchogd.lab.registry import unknown
-from sketchogd.parameters import ProtectedParameters
-from sketchogd.signals import GradientSignals
 from sketchogd.testmatrix import derive_seed
 
 MOST_SIGNS = 62
@@ -71,15 +65,17 @@ OUTPUTS: dict[str, Output] = {
 
 @dataclass(frozen=True)
 class Remembered:
-    """An output by name, None for the memory's usual one, and q: a gradient memory is shown g ‖g‖^q in place of g."""
+    """The output that a memory protects, by name; None for its usual one."""
 
     output: str | None = None
-    power: float = 0.0
 
     def function(self) -> Output | None:
         """What `so.protect` takes as its output. Raises ValueError for an unknown name."""
-        chosen = self._plain()
-        return chosen if self.power == 0 else _scaled(chosen or true_logit)
+        if self.output is None:
+            return None
+        if self.output not in OUTPUTS:
+            raise ValueError(unknown("output", str(self.output), OUTPUTS))
+        return OUTPUTS[self.output]
 
     def targets(self, targets: Tensor, *seed: int | str) -> Tensor:
         """The targets (n,) of a task, or, for "random", integers whose bits are the signs of the logits."""
@@ -87,35 +83,6 @@ class Remembered:
             return targets
         generator = torch.Generator().manual_seed(derive_seed(*seed))
         return torch.randint(0, 2**MOST_SIGNS, targets.shape, generator=generator).to(targets.device)
-
-    def batches(
-        self, parameters: ProtectedParameters, inputs: Tensor, targets: Tensor, size: int
-    ) -> Iterator[tuple[Tensor, Any]]:
-        """The batches that a memory observes; with a power, a target is (target, ‖g‖^q), and gradients are made twice.
-
-        The output times ‖g‖^q has the scaled gradient, so any memory of gradients can be shown it.
-        """
-        signals = None if self.power == 0 else GradientSignals(parameters, self._plain() or true_logit)
-        for x, y in zip(inputs.split(size), targets.split(size), strict=True):
-            if signals is None:
-                yield x, y
-                continue
-            norms = torch.cat([rows.norm(dim=1) for rows in signals.chunks(x, y)])
-            yield x, (y, torch.where(norms > 0, norms**self.power, 0.0))
-
-    def _plain(self) -> Output | None:
-        if self.output is None:
-            return None
-        if self.output not in OUTPUTS:
-            raise ValueError(unknown("output", str(self.output), OUTPUTS))
-        return OUTPUTS[self.output]
-
-
-def _scaled(output: Output) -> Output:
-    def scaled(result: Any, target: Any) -> Tensor:
-        return output(result, target[0]) * target[1]
-
-    return scaled
 
 
 AS_USUAL = Remembered()

@@ -1,5 +1,6 @@
 """The paper's memory: one sketch of the per-example gradients of the true logit, rows of length p."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +26,8 @@ class GradientMemory(Memory):
     "bfloat16", …) or `offload` ("cpu") the projector has a basis of its own on the model's device: training can then go
     on with the old basis while new examples are observed. `offload` is where the sketch is while the model trains; from
     the first example that is observed until the projector is made it is on the model's device, where the work is done.
-    A memory that would take more than `limit` bytes in this process is refused.
+    A memory that would take more than `limit` bytes in this process is refused. With a `power` q a gradient g is
+    remembered as g ‖g‖^q: 0 is the paper's, with 1 examples whose output is easily changed count more.
     """
 
     name = "gradients"
@@ -37,13 +39,17 @@ class GradientMemory(Memory):
         basis_dtype: torch.dtype | str | None = None,
         offload: str | None = None,
         limit: int | None = None,
+        power: float = 0.0,
     ) -> None:
         if not isinstance(sketch, Sketch):
             raise TypeError(f"expected a sketch such as so.ProductSketch(600), got {sketch!r}")
+        if not math.isfinite(power):
+            raise ValueError(f"power is the exponent of a gradient's norm, such as 1.0; got {power!r}")
         self.sketch = sketch
         self.basis_dtype = None if basis_dtype is None else _dtype(basis_dtype)
         self.offload = offload
         self.limit = limit
+        self.power = float(power)
         self._basis: Tensor | None = None
         self._gram_inverse: Tensor | None = None
 
@@ -64,7 +70,7 @@ class GradientMemory(Memory):
                 f"smaller rank, or split it over at least {-(-needed // self.limit)} times as many processes: "
                 "so.protect(..., shard=True) under torchrun"
             )
-        self.signals = GradientSignals(parameters, output or true_logit)
+        self.signals = GradientSignals(parameters, output or true_logit, power=self.power)
         self.sketch.bind(parameters.p, parameters.dtype, self.offload or parameters.device, parameters.columns)
 
     def cost(self, parameters: ProtectedParameters) -> int:
@@ -116,11 +122,12 @@ class GradientMemory(Memory):
         Tr(M − M̂) = E. Hence Σ_e (g_eᵀΔw)² <= E ‖Δw‖². Equality needs all that is left out to lie in one direction, and
         Δw in it; for a Δw that has nothing to do with M the change is smaller by about √p.
 
-        None for sketches without that certificate, and for a basis that was rounded, whose span is another one.
+        None for sketches without that certificate, for a basis that was rounded, whose span is another one, and for
+        gradients that were scaled.
         """
         rounded = self.basis_dtype is not None and self.basis_dtype != self.sketch.dtype
         left = left_out(self.sketch)
-        if left is None or rounded:
+        if left is None or rounded or self.power:
             return None
         return (left / self.sketch.count) ** 0.5 if self.sketch.count else 0.0
 
@@ -140,6 +147,8 @@ class GradientMemory(Memory):
     def merge(self, other: "GradientMemory") -> None:
         """See `Memory`."""
         self.require_same_model(other)
+        if other.power != self.power:
+            raise ValueError(f"gradients were scaled by other powers of their norm: {other.power:g} and {self.power:g}")
         self.sketch.merge(other.sketch)
         self.examples += other.examples
 
@@ -168,7 +177,7 @@ class GradientMemory(Memory):
         """See `Memory`."""
         state = self.sketch.state_dict()
         basis_dtype = None if self.basis_dtype is None else str(self.basis_dtype).removeprefix("torch.")
-        settings = {"basis_dtype": basis_dtype, "offload": self.offload}
+        settings: dict[str, Any] = {"basis_dtype": basis_dtype, "offload": self.offload, "power": self.power}
         meta = {"memory": self.name, "settings": settings, "examples": self.examples, "sketch": state["meta"]}
         return {"meta": meta, "tensors": {f"sketch.{k}": v for k, v in state["tensors"].items()}}
 
