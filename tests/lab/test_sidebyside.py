@@ -90,29 +90,51 @@ def test_adam_side_by_side(tmp_path):
         np.testing.assert_allclose(together.accuracy, single.accuracy, atol=1.01 / 60)
 
 
-@pytest.mark.parametrize("hidden", [(), (7, 5)])
-def test_the_step_of_a_chain_is_that_of_autograd(hidden):
-    net = models.mlp(12, hidden, 3, seed=1)
-    assert stacked.is_chain(net)
-    state = {name: torch.randn(4, *p.shape, dtype=torch.float64) for name, p in net.named_parameters()}
-    twin = {name: t.clone().requires_grad_() for name, t in state.items()}
-    x, y = torch.randn(4, 6, 3, 4, dtype=torch.float64), torch.randint(0, 3, (4, 6))
-    optimizer = torch.optim.SGD(list(twin.values()), lr=0.1)
+def lenet_on_features():
+    net = models.LeNet(3, seed=1).eval().requires_grad_(False)
+    net.wide.requires_grad_()
+    net.wide_norm.requires_grad_()
+    net.heads.requires_grad_()
+    net.use_head(1)
+    return net, (3200,)
+
+
+@pytest.mark.parametrize(
+    ("make", "step_"),
+    [
+        (lambda: (models.mlp(12, (), 3, seed=1), (3, 4)), stacked.chain_step_),
+        (lambda: (models.mlp(12, (7, 5), 3, seed=1), (3, 4)), stacked.chain_step_),
+        (lenet_on_features, stacked.features_step_),
+    ],
+)
+def test_a_step_that_is_written_out_is_that_of_autograd(make, step_):
+    net, shape = make()
+    state = {name: torch.randn(4, *t.shape, dtype=torch.float64) for name, t in net.named_parameters()}
+    fixed = {name: 1 + torch.rand(4, *t.shape, dtype=torch.float64) for name, t in net.named_buffers()}
+    trained = [name for name, p in net.named_parameters() if p.requires_grad]
+    twin = {name: t.clone().requires_grad_(name in trained) for name, t in state.items()}
+    x, y = torch.randn(4, 6, *shape, dtype=torch.float64), torch.randint(0, 3, (4, 6))
+    assert stacked.written_out(net, trained, x) is step_
+    assert stacked.written_out(net, trained[1:], x) is None  # a part of it is frozen
+    optimizer = torch.optim.SGD([twin[name] for name in trained], lr=0.1)
     for _ in range(3):
-        logits = stacked.batched_logits(net, twin, x)
+        logits = stacked.batched_logits(net, {**fixed, **twin}, x)
         losses = torch.stack([torch.nn.functional.cross_entropy(z, t) for z, t in zip(logits, y, strict=True)])
         optimizer.zero_grad()
         losses.sum().backward()
         optimizer.step()
-        torch.testing.assert_close(stacked.chain_step_(net, state, x, y, 0.1), losses.detach())
+        torch.testing.assert_close(step_(net, {**fixed, **state}, x, y, 0.1), losses.detach())
     torch.testing.assert_close(state, {name: t.detach() for name, t in twin.items()})
 
 
-def test_other_models_are_no_chains():
-    linear = torch.nn.Linear(2, 2)
+def test_steps_of_other_models_are_left_to_autograd():
+    linear, x = torch.nn.Linear(2, 2), torch.randn(1, 1, 2)
     for net in (linear, torch.nn.Sequential(linear), torch.nn.Sequential(torch.nn.Flatten(), linear, linear)):
-        assert not stacked.is_chain(net)
-    assert not stacked.is_chain(models.LeNet(2))
+        assert stacked.written_out(net, dict(net.named_parameters()), x) is None
+    lenet, _ = lenet_on_features()
+    trained = dict(lenet.named_parameters())
+    assert stacked.written_out(lenet, trained, torch.randn(1, 1, 3, 32, 32)) is None
+    assert stacked.written_out(lenet.train(), trained, torch.randn(1, 1, 3200)) is None
 
 
 def test_joint_steps_are_projected_as_lazy_steps_are():

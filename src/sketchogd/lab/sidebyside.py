@@ -30,11 +30,10 @@ from sketchogd.lab.lanes import Data, Lane
 from sketchogd.lab.methods import Setup, build
 from sketchogd.lab.stacked import (
     batched_logits,
-    chain_step_,
-    is_chain,
     project_on_half_spaces_,
     stacked,
     stacked_optimizer,
+    written_out,
 )
 
 BLOCK = 50
@@ -226,8 +225,9 @@ class Group:
         x, y = self.data.x[rows], self.data.y[rows]
         net, leaves = self.lanes[0].model, self.stack.trained
         extra = bool(self.hooked or self.agems)
-        if self.training.optimizer == "sgd" and not extra and is_chain(net):
-            self.loss += chain_step_(net, leaves, x, y, self.training.lr)
+        plain_step_ = None if extra or self.training.optimizer != "sgd" else written_out(net, leaves, x)
+        if plain_step_ is not None:
+            self.loss += plain_step_(net, {**self.stack.fixed, **leaves}, x, y, self.training.lr)
             self.at += 1
             return
         logits = batched_logits(net, {**self.stack.fixed, **leaves}, x)
