@@ -121,7 +121,11 @@ def work(options: argparse.Namespace) -> int:
                 )
             except TimeUp:
                 _pack(runs, options)
-                print(f"the time is up in {piece.name}; {len(waiting) - i} pieces are left: give the command again")
+                print(
+                    f"the time is up in {piece.name}; {len(waiting) - i} pieces are left: give the same command again"
+                )
+                if not longest and len(left(piece, bundles.digests(options.results))) == len(runs):
+                    print(f"but none of its {len(runs)} runs was finished: give more time, or half as large a --chunk")
                 return PIECES_LEFT
             _pack(runs, options)
         bad = [outcome for outcome in outcomes if outcome.status in ("failed", "busy")]

@@ -98,12 +98,17 @@ def test_the_time_limit_keeps_what_is_done_and_the_next_call_goes_on(script, tmp
     assert len(bundles.digests(tmp_path / "results")) == 14
 
 
-def test_a_piece_that_is_too_long_is_left_with_its_finished_runs_packed(script, tmp_path: Path, monkeypatch) -> None:
+def test_a_piece_that_is_too_long_is_left_with_its_finished_runs_packed(
+    script, tmp_path: Path, monkeypatch, capsys
+) -> None:
     fake = Grid(seconds=10.0)
     monkeypatch.setattr(grid, "run_grid", fake)
     monkeypatch.setattr(script.time, "monotonic", lambda: fake.now)
     assert call(script, tmp_path, "--time-limit", "25") == script.PIECES_LEFT
     assert len(fake.done) == len(bundles.digests(tmp_path / "results")) == 2
+    assert "--chunk" not in capsys.readouterr().out
+    assert call(script, tmp_path, "--time-limit", "5") == script.PIECES_LEFT
+    assert "none of its 2 runs was finished: give more time, or half as large a --chunk" in capsys.readouterr().out
 
 
 def test_a_piece_that_another_process_works_on_is_left_to_it(script, tmp_path: Path, monkeypatch, capsys) -> None:
