@@ -100,6 +100,27 @@ def test_student_at_its_ends() -> None:
         metrics.student_p(1.0, 0)
 
 
+def test_welch_lies_between_the_tests_it_generalises() -> None:
+    a, b = metrics.Spread(0.80, 0.02, 5), metrics.Spread(0.83, 0.02, 5)
+    t = 0.03 / (0.02 * math.sqrt(2 / 5))
+    assert metrics.welch_p(a, b) == metrics.welch_p(b, a) == pytest.approx(metrics.student_p(t, 8))  # equal variances
+    exact = metrics.Spread(0.83, 0.0, 7)
+    assert metrics.welch_p(a, exact) == pytest.approx(metrics.student_p(0.03 / 0.02 * math.sqrt(5), 4))  # one sample
+    assert metrics.welch_p(a, metrics.Spread(0.80, 0.01, 3)) == 1.0
+    for bad in (metrics.Spread(0.8, 0.0, 1), metrics.Spread(0.8, 0.1, 1)):
+        with pytest.raises(ValueError, match="two seeds a side"):
+            metrics.welch_p(a, bad)
+    with pytest.raises(ValueError, match="some spread"):
+        metrics.welch_p(exact, exact)
+
+
+def test_welch_rejects_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(0)
+    draws = [(generator.normal(0, 1, 5), generator.normal(0, 4, 5)) for _ in range(4000)]
+    small = [metrics.welch_p(metrics.spread(list(x)), metrics.spread(list(y))) < 0.1 for x, y in draws]
+    assert np.mean(small) == pytest.approx(0.1, abs=0.02)
+
+
 def test_the_paired_test_by_hand() -> None:
     # Differences 1, 2, 3, 4 (of 100): mean 2.5, deviation 1.29099, t = 2.5 / (1.29099 / 2) = 3.87298.
     result = metrics.paired_test([0.81, 0.82, 0.83, 0.84], [0.80, 0.80, 0.80, 0.80])

@@ -97,7 +97,7 @@ def test_table_1_has_ours_the_published_value_and_the_difference(results: Path) 
     assert row_of(text, "SGD")[3] == "0.620 ± 0.016<br>0.604 ± 0.003, +0.016 †"
     assert row_of(text, "SGD")[1] == "–<br>0.792 ± 0.009"
     assert row_of(text, "SketchOGD-2")[3] == "0.676 ± 0.000 (3 seeds)<br>0.675 ± 0.007, +0.001"
-    assert "† Split MNIST, SGD +0.016: The cause was not looked for yet." in text
+    assert "† Split MNIST, SGD +0.016 (p = 0.09): The cause was not looked for yet." in text
 
 
 @pytest.mark.parametrize(("mean", "far"), [(0.610, False), (0.6101, True), (0.598, False), (0.5979, True)])
@@ -138,7 +138,7 @@ def test_notes_go_where_their_key_is(results: Path) -> None:
         "For editors.\n\n## table1/split-mnist/sgd\nthe seeds differ.\n\n## goals\nAll in all, fine.\n"
     )
     text = results_page.page(results)
-    assert "† Split MNIST, SGD +0.016: the seeds differ." in section(text, "Table 1")
+    assert "† Split MNIST, SGD +0.016 (p = 0.09): the seeds differ." in section(text, "Table 1")
     assert "All in all, fine." in section(text, "Goals")
     assert "For editors" not in text
     (results / "notes.md").write_text("## table1/split-mnist/sdg\nnowhere\n")

@@ -148,6 +148,25 @@ def paired_test(first: Sequence[float], second: Sequence[float], *, seed: int = 
     return PairedTest(mean, t, student_p(t, n - 1), _sign_flip_p(d, seed), n)
 
 
+def welch_p(first: Spread, second: Spread) -> float:
+    """Two-sided p value of Welch's test: could two means over independent seeds differ so much by chance?
+
+    t = (m₁ − m₂) / √(v₁ + v₂) with v = s²/n, and (v₁ + v₂)² / (v₁²/(n₁ − 1) + v₂²/(n₂ − 1)) degrees of freedom, rounded
+    down.
+
+    >>> round(welch_p(Spread(0.777, 0.038, 5), Spread(0.734, 0.019, 5)), 2)
+    0.07
+
+    Raises:
+        ValueError: fewer than two seeds on a side, or no spread on either.
+    """
+    if min(first.n, second.n) < 2 or not first.std + second.std:
+        raise ValueError(f"two seeds a side and some spread are needed, found {first} and {second}")
+    v = [side.std**2 / side.n for side in (first, second)]
+    degrees = sum(v) ** 2 / sum(x * x / (side.n - 1) for x, side in zip(v, (first, second), strict=True))
+    return student_p((first.mean - second.mean) / math.sqrt(sum(v)), math.floor(degrees + 1e-9))
+
+
 def student_p(t: float, degrees: int) -> float:
     """Two-sided p value P(|Student| ≥ |t|), from the finite trigonometric series for whole degrees of freedom ν.
 

@@ -184,13 +184,15 @@ def _intro(made: Page) -> None:
 def _paper_table(made: Page, name: str, title: str, words: str) -> None:
     lines, beyond = results_tables.paper_table(made.found, name)
     made.say(f"## {title}")
-    made.say(f"{words} First line: ours; second: published, and the difference. † outside two published deviations.")
+    made.say(
+        f"{words} First line: ours; second: published, and the difference. † outside two published deviations; p is "
+        "that of Welch's test, with five seeds of theirs."
+    )
     made.command(f"sketchogd reproduce {name} --device cuda")
     made.say(*lines)
     together: dict[tuple[str, str], list[str]] = {}
-    for benchmark, method, difference in beyond:
+    for benchmark, method, cell in beyond:
         remark = made.notes.get(f"{name}/{benchmark}/{method}", "The cause was not looked for yet.")
-        cell = f"{results_tables.title(method)} {results_tables.signed(difference)}"
         together.setdefault((benchmark, remark), []).append(cell)
     for (benchmark, remark), cells in together.items():
         made.say(f"* † {published.BENCHMARKS[benchmark]}, {', '.join(cells)}: {remark}")

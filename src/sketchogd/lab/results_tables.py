@@ -10,7 +10,7 @@ from sketchogd.lab import ablations, causes, comparisons, evidence, presets, pub
 from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.evidence import HALF, OURS, ROWS, Cell, Evidence, Point
 from sketchogd.lab.methods import KINDS, Method
-from sketchogd.lab.metrics import Spread
+from sketchogd.lab.metrics import Spread, welch_p
 from sketchogd.lab.settings import PAPER_BYTES, training_for
 
 DASH = "–"
@@ -85,8 +85,8 @@ def title(method: str) -> str:
 # ---------------------------------------------------------------- the paper's tables
 
 
-def paper_table(found: Evidence, name: str) -> tuple[list[str], list[tuple[str, str, float]]]:
-    """Table 1 or 2, ours above published; and the cells outside two published deviations with their differences."""
+def paper_table(found: Evidence, name: str) -> tuple[list[str], list[tuple[str, str, str]]]:
+    """Table 1 or 2, ours above published; and (benchmark, method, words) of cells outside two published deviations."""
     preset = {"table1": presets.table1, "table2": presets.table2}[name](seeds=1)
     cells = {(run.benchmark, run.method.name): found.cell(run) for run in preset.runs}
     rows, beyond = [], []
@@ -103,10 +103,16 @@ def paper_table(found: Evidence, name: str) -> tuple[list[str], list[tuple[str, 
             mark = ""
             if evidence.outside(cell.accuracy, paper):
                 mark = " †"
-                beyond.append((benchmark, method, difference))
+                theirs = Spread(paper.mean, paper.std, SEEDS)
+                chance = "" if cell.accuracy.n < 2 else f" ({_chance(welch_p(cell.accuracy, theirs))})"
+                beyond.append((benchmark, method, f"{title(method)} {signed(difference)}{chance}"))
             row.append(f"{spread(cell.accuracy)}<br>{printed}, {signed(difference)}{mark}")
         rows.append(row)
     return table(["", *published.BENCHMARKS.values()], rows), beyond
+
+
+def _chance(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.1g}"
 
 
 def causes_table(found: Evidence) -> list[str]:
