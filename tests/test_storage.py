@@ -15,7 +15,7 @@ from torch import nn
 
 import sketchogd as so
 from sketchogd import storage
-from sketchogd.protect import describe
+from sketchogd.loading import describe
 
 from . import models
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from . import storage
+from . import loading, storage
 from .batches import Output, batch_size, limited, map_tensors
 from .budget import Ledger, memory_for
-from .errors import ProtectionError, StorageError
-from .memory import REGISTRY, GradientMemory, Held, Memory
+from .errors import ProtectionError
+from .memory import GradientMemory, Held, Memory
 from .parameters import ProtectedParameters, Selection, local
 from .projection import UpdateProjection
 from .projector import Projector
@@ -96,7 +96,6 @@ def _unwrapped(model: nn.Module, group: "ProcessGroup | None") -> tuple[nn.Modul
             return model, group
 
 
-_ANCHOR = "anchor."
 _COPY = {False: "weights at the last projection (every > 1)", True: "weights that the memory pulls back to"}
 
 
@@ -336,7 +335,7 @@ class Protection:
         meta = {"format": storage.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
         anchor = self._projection.reference if self.memory.anchored else None
         copies = zip(self.parameters.names, anchor or (), strict=False)
-        return meta, {**state["tensors"], **{_ANCHOR + name: copy for name, copy in copies}}
+        return meta, {**state["tensors"], **{loading.ANCHOR + name: copy for name, copy in copies}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict` on a model with the same parameter names and shapes; all or nothing."""
@@ -372,7 +371,7 @@ class Protection:
             memory = other.memory
         else:
             meta, tensors = self._own(*(storage.read(other) if self._team is None else self._team.read(other)))
-            memory = self._loaded(meta, {n: t for n, t in tensors.items() if not n.startswith(_ANCHOR)})[0]
+            memory, _ = loading.contents(meta, tensors, self.parameters, self._output)
         self.memory.merge(memory)
         self._outdate()
         self.refresh()
@@ -381,8 +380,7 @@ class Protection:
         self.parameters.require_unchanged()
         self.settle()
         meta, tensors = self._own(meta, tensors)
-        anchor = self._anchor(tensors)
-        loaded, meta = self._loaded(meta, {n: t for n, t in tensors.items() if not n.startswith(_ANCHOR)})
+        loaded, anchor = loading.contents(meta, tensors, self.parameters, self._output)
         if self._team is not None:
             self._team.share(loaded)
         self.memory, self._reason = loaded, None
@@ -398,56 +396,8 @@ class Protection:
         """The part of a state that belongs into this process."""
         return (meta, tensors) if self._team is None else self._team.from_checkpoint(meta, tensors)
 
-    def _anchor(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        """The anchor in a state, if it has one."""
-        found = [tensors.get(_ANCHOR + name) for name in self.parameters.names]
-        anchor = [t for t in found if t is not None]
-        if anchor and [tuple(t.shape) for t in anchor] != [tuple(shape) for shape in self.parameters.shapes]:
-            raise StorageError("the anchor in the state is not one of these parameters: tensors are missing or differ")
-        pairs = zip(anchor, self.parameters.tensors, strict=False)
-        return [t.to(device=parameter.device, dtype=parameter.dtype, copy=True) for t, parameter in pairs]
-
-    def _loaded(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Memory, Mapping[str, Any]]:
-        """The memory of a state, bound to these parameters, with the state's plain data; nothing here is changed."""
-        _require_same_parameters(self.parameters.describe(), meta["parameters"])
-        for name, t in tensors.items():
-            if not bool(t.isfinite().all()):
-                raise StorageError(f"tensor {name!r} of the memory contains NaN or infinity")
-        kind = REGISTRY.get(meta["memory"])
-        if kind is None:
-            raise StorageError(f"the memory is of kind {meta['memory']!r}; known are {', '.join(sorted(REGISTRY))}")
-        loaded = kind.from_meta(dict(meta))
-        loaded.bind(self.parameters, self._output)
-        loaded.load_state_dict({"meta": meta, "tensors": dict(tensors)})
-        return loaded, meta
-
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ProtectionError(
             "a Protection belongs to its model and optimizer and cannot be copied or pickled; use state_dict() or "
             "save(), and load into the protection of the copied model"
         )
-
-
-def _require_same_parameters(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
-    if mine == theirs:
-        return
-    a = {entry["name"]: tuple(entry["shape"]) for entry in mine}
-    b = {entry["name"]: tuple(entry["shape"]) for entry in theirs}
-    differences = [f"{name} is missing in the file" for name in a if name not in b]
-    differences += [f"{name} is not in the model" for name in b if name not in a]
-    differences += [
-        f"{name} is {a[name]} in the model, {b[name]} in the file" for name in a if b.get(name, a[name]) != a[name]
-    ]
-    differences = differences or ["the same parameters stand in another order"]
-    more = f" (and {len(differences) - 5} more)" if len(differences) > 5 else ""
-    raise StorageError(
-        "the memory is of another model: " + "; ".join(differences[:5]) + more + ". Build the model as it was when the "
-        "memory was saved, and select the same parameters"
-    )
-
-
-def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The metadata of a memory file, with the shape and bytes of each tensor, without a model."""
-    meta, tensors = storage.read(path)
-    sizes = {n: {"shape": list(t.shape), "nbytes": t.numel() * t.element_size()} for n, t in tensors.items()}
-    return {**meta, "tensors": sizes, "nbytes": sum(size["nbytes"] for size in sizes.values())}

@@ -245,7 +245,7 @@ def inspect(
     from dataclasses import asdict
 
     from sketchogd.cli import inspecting
-    from sketchogd.protect import describe
+    from sketchogd.loading import describe
     from sketchogd.storage import read
 
     found = describe(path)
