@@ -7,46 +7,27 @@ Parameters of no layer (norms, free parameters, recurrent cells) get a small ske
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..batches import Output, batch_size, call, evaluating, every_logit, logits_of
-from ..errors import NonFiniteError, StorageError
+from ..errors import StorageError
 from ..parameters import ProtectedParameters
 from ..products import Product, products_of
-from ..projector import BasisProjector, LayerProjector, LayersProjector, Pull, soft_weights
+from ..projector import BasisProjector, LayersProjector, soft_weights
 from ..signals import GradientSignals, deltas_of, sign_rows
 from ..sketch import REGISTRY as SKETCHES
-from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch
+from ..sketch import ProductSketch, Sketch
 from ..testmatrix import derive_seed
-from ..uses import Layer, Use, find_layers, input_rows, record, sensitivity_rows
+from ..uses import Use, record
 from .base import Held, Memory
 from .gradients import load_sketch, require_finite, sketch_diagnostics
-
-Rank = int | Mapping[str, int]
+from .pairs import LayerPair, Layout, Rank, require_finite_uses
 
 STRENGTH, DAMPING = 2.0, 0.05
 """The usual weight of remembered logits against a new task's loss, and of output directions: see `LayerSketch`."""
-
-
-@dataclass
-class _Pair:
-    """The sketches of one layer; an embedding has exact token counts in place of an input sketch."""
-
-    layer: Layer
-    inputs: Sketch | None
-    counts: Tensor | None
-    outputs: Sketch | None
-
-    def sketches(self) -> Iterator[tuple[str, Sketch]]:
-        if self.inputs is not None:
-            yield "inputs", self.inputs
-        if self.outputs is not None:
-            yield "outputs", self.outputs
 
 
 class LayerSketch(Memory):
@@ -105,7 +86,7 @@ class LayerSketch(Memory):
         self.energy = float(energy)
         self.rest = rest
 
-    pairs: dict[str, _Pair]
+    pairs: dict[str, LayerPair]
     rest_parameters: ProtectedParameters | None = None
     rest_sketch: Sketch | None = None
     rest_signals: GradientSignals | None = None
@@ -128,75 +109,22 @@ class LayerSketch(Memory):
 
     # ---------------------------------------------------------------- structure
 
-    def _rank_of(self, name: str) -> int:
-        if not isinstance(self.rank, Mapping):
-            return self.rank
-        if name in self.rank:
-            return self.rank[name]
-        for glob, rank in self.rank.items():
-            if fnmatchcase(name, glob):
-                return rank
-        raise ValueError(f'rank has no entry for layer {name!r}; add one, or a glob such as "*"')
-
-    def _sketch(self, name: str, part: str, d: int) -> Sketch:
-        rank = self._rank_of(name)
-        if d <= rank:
-            return SecondMoment()
-        if issubclass(self.sketch, (ProductSketch, GradientSketch)):
-            return self.sketch(rank, seed=derive_seed(self.seed, name, part))
-        return self.sketch(rank)  # type: ignore[call-arg]
-
-    def _rest_rank(self) -> int:
-        if self.rest is not None:
-            return self.rest
-        ranks = self.rank.values() if isinstance(self.rank, Mapping) else [self.rank]
-        return min(64, max(4, max(ranks) // 4))
-
-    def _plan(self, parameters: ProtectedParameters) -> tuple[list[Layer], ProtectedParameters | None, Sketch | None]:
-        layers = find_layers(parameters)
-        covered = {id(t) for layer in layers for t in (layer.weight, layer.bias) if t is not None}
-        remaining = [t for t in parameters.tensors if id(t) not in covered]
-        if not remaining:
-            return layers, None, None
-        held = {id(t) for t in remaining}
-        rest = ProtectedParameters(parameters.model, lambda _, t: id(t) in held)
-        rank = self._rest_rank()
-        seed = derive_seed(self.seed, "rest")
-        return layers, rest, SecondMoment() if rest.p <= rank else ProductSketch(rank, seed=seed)
+    @property
+    def _layout(self) -> Layout:
+        return Layout(self.rank, self.outputs, self.sketch, self.seed, self.rest)
 
     def cost(self, parameters: ProtectedParameters) -> int:
         """See `Memory`."""
-        layers, rest, rest_sketch = self._plan(parameters)
-        total = 0 if rest is None or rest_sketch is None else rest_sketch.cost(rest.p, parameters.dtype.itemsize)
-        for layer in layers:
-            if layer.kind == "embedding":
-                total += layer.fan_in * 8
-            else:
-                total += self._sketch(layer.name, "inputs", layer.width).cost(layer.width, parameters.dtype.itemsize)
-            if self.outputs:
-                total += self._sketch(layer.name, "outputs", layer.fan_out).cost(
-                    layer.fan_out, parameters.dtype.itemsize
-                )
-        return total
+        return self._layout.cost(parameters)
 
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; the default output is every logit."""
         self.parameters = parameters
         self.output = output or every_logit
-        layers, self.rest_parameters, self.rest_sketch = self._plan(parameters)
-        dtype, device = parameters.dtype, parameters.device
-        self.pairs = {}
-        for layer in layers:
-            counts = inputs = outputs = None
-            if layer.kind == "embedding":
-                counts = torch.zeros(layer.fan_in, dtype=torch.float64, device=device)
-            else:
-                inputs = self._sketch(layer.name, "inputs", layer.width).bind(layer.width, dtype, device)
-            if self.outputs:
-                outputs = self._sketch(layer.name, "outputs", layer.fan_out).bind(layer.fan_out, dtype, device)
-            self.pairs[layer.name] = _Pair(layer, inputs, counts, outputs)
+        self.pairs = self._layout.pairs(parameters)
+        self.rest_parameters, self.rest_sketch = self._layout.of_no_layer(parameters) or (None, None)
         if self.rest_parameters is not None and self.rest_sketch is not None:
-            self.rest_sketch.bind(self.rest_parameters.p, dtype, device)
+            self.rest_sketch.bind(self.rest_parameters.p, parameters.dtype, parameters.device)
             self.rest_signals = GradientSignals(self.rest_parameters, self._rest_output)
 
     def _rest_output(self, output: Any, target: Any) -> Tensor:
@@ -217,7 +145,7 @@ class LayerSketch(Memory):
         if products is None:
             # A sketch of another kind, or numbers that are not finite or that float32 cannot square: row by row.
             seen = list(deltas)
-            self._require_finite(uses, seen, inputs)
+            require_finite_uses(uses, seen, inputs)
         if self.rest_signals is not None and self.rest_sketch is not None:
             require_finite(self.rest_signals, inputs, rest_targets)
             # The rest comes first: a single chunk is checked by its sketch, and nothing else has changed by then.
@@ -250,29 +178,8 @@ class LayerSketch(Memory):
 
     def _observe_rows(self, uses: list[Use], deltas: list[Sequence[Tensor]]) -> None:
         """The slow twin of `products_of`, for every kind of sketch."""
-        dtype = self.parameters.dtype
         for i, use in enumerate(uses):
-            pair = self.pairs[use.layer.name]
-            if pair.inputs is not None:
-                pair.inputs.observe(input_rows(use, dtype))
-            seen = [sensitivity_rows(use, delta[i], dtype) for delta in deltas if delta[i] is not None]
-            if pair.outputs is not None and seen:
-                pair.outputs.observe(torch.cat(seen))
-
-    def _require_finite(self, uses: list[Use], deltas: list[Any], inputs: Any) -> None:
-        b = batch_size(inputs)
-        for i, use in enumerate(uses):
-            for what, tensor in [("input", use.input), *(("sensitivity", delta[i]) for delta in deltas)]:
-                if tensor is None or not tensor.is_floating_point() or bool(tensor.isfinite().all()):
-                    continue
-                first = len(tensor) == b
-                bad = (~tensor.isfinite().flatten(1).all(1)).nonzero().flatten().tolist() if first else []
-                which = f" of examples {bad[:8]}" if bad else ""
-                raise NonFiniteError(
-                    f"the {what} of layer {use.layer.name!r}{which} contains NaN or infinity; nothing was observed. "
-                    "Leave these examples out, or look for a division by zero in the model",
-                    bad,
-                )
+            self.pairs[use.layer.name].observe(use, [delta[i] for delta in deltas], self.parameters.dtype)
 
     def end_task(self) -> None:
         """See `Memory`."""
@@ -309,7 +216,10 @@ class LayerSketch(Memory):
             layer = pair.layer
             bias = None if layer.bias is None else index[id(layer.bias)]
             places[name] = (index[id(layer.weight)], bias, layer.kind == "embedding")
-            projector = self._layer_projector(pair)
+            if self.ridge is None:
+                projector = pair.pulling(self._weight, self.damping)
+            else:
+                projector = pair.shrinking(self.ridge, self.energy)
             if projector is not None:
                 layers[name] = projector
         rest: BasisProjector | None = None
@@ -344,27 +254,6 @@ class LayerSketch(Memory):
 
     def sensitivity(self) -> None:
         """None: `theory.layer_change_bound` is in terms of what the optimizer proposed, and counts unseen pairs."""
-
-    def _layer_projector(self, pair: _Pair) -> LayerProjector | None:
-        if pair.counts is not None:
-            input_values, V_a, trace = pair.counts, None, float(pair.counts.sum())
-        else:
-            assert pair.inputs is not None
-            (input_values, V_a), trace = pair.inputs.spectrum(), pair.inputs.energy
-        output_values, V_d = (None, None) if pair.outputs is None else pair.outputs.spectrum()
-        if not bool((input_values > 0).any()) or (output_values is not None and not bool((output_values > 0).any())):
-            return None
-        mean = trace / pair.layer.width
-        if pair.outputs is not None:
-            mean *= pair.outputs.energy / pair.layer.fan_out
-        if self.ridge is None:
-            rows = trace if pair.counts is not None else pair.inputs.count  # type: ignore[union-attr]
-            everywhere = 0.0 if output_values is None else self.damping * float(output_values.max())
-            unseen = 0 if V_a is None else pair.layer.width - len(V_a)
-            rest = max(0.0, trace - float(input_values.sum())) / unseen if unseen else 0.0
-            pull = Pull(self._weight / max(1, rows), everywhere, rest)
-            return LayerProjector(V_a, input_values, V_d, output_values, 0.0, mean, pull=pull)
-        return LayerProjector(V_a, input_values, V_d, output_values, self.ridge, mean, self.energy)
 
     # ---------------------------------------------------------------- bytes and state
 
