@@ -261,6 +261,13 @@ def test_nothing_at_all_gives_a_page_of_dashes(tmp_path: Path, repository: Path)
     assert results_page.check(tmp_path / "none", repository) == []
 
 
+def test_what_is_tuned_is_what_held_out_data_says() -> None:
+    rows = [line.split("|") for line in (REPOSITORY / "docs" / "results.md").read_text().splitlines() if ": **" in line]
+    assert len(rows) > 5
+    for _, benchmark, scores, used, _ in rows:
+        assert re.search(r"([\d./ ]+): \*\*", scores)[1].strip() == used.strip(), benchmark
+
+
 def test_this_repository_s_page_and_table_are_what_its_results_give() -> None:
     root = REPOSITORY / "results"
     wrong = [line.replace(f"{root}", "results") for line in results_page.check(root, REPOSITORY)]

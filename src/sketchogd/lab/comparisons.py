@@ -3,7 +3,7 @@
 Letters: p protected parameters, T tasks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -17,6 +17,7 @@ from sketchogd.lab.settings import (
     PARAMETERS,
     SIZES,
     SMALL_BYTES,
+    TUNED_SKETCH,
     Names,
     Preset,
     checked,
@@ -149,18 +150,16 @@ class Goal:
     words: str
 
 
+_COUNTED = dict(zip(PARAMETERS, (0.890, 0.830, 0.690, 0.676), strict=True))
+_BFLOAT16 = {"rotated-mnist": 0.900, "permuted-mnist": 0.843}
+
+
 def goal_list() -> list[Goal]:
     """All goals. The paper's budget is 1,200 vectors of length p in float32."""
-    found = []
-    for suffix, words, power in (("", "", 0.0), ("-scaled", "; gradients times their norm", 1.0)):
-        for benchmark, accuracy in zip(PARAMETERS, (0.890, 0.830, 0.690, 0.676), strict=True):
-            chosen = default_method("sketchogd", benchmark, budget=PAPER_BYTES[benchmark], power=power)
-            counted = f"the paper's budget, everything counted in it{words}"
-            found.append(Goal(f"counted{suffix}", benchmark, chosen, accuracy, counted))
-        for benchmark, accuracy in (("rotated-mnist", 0.900), ("permuted-mnist", 0.843)):
-            chosen = default_method("sketchogd", benchmark, rank=2400, power=power, **HALF_BASIS)
-            half = f"a bfloat16 basis of 2,400 vectors{words}"
-            found.append(Goal(f"bfloat16{suffix}", benchmark, chosen, accuracy, half))
+    found = [_sketch_goal("counted", benchmark, accuracy, {}) for benchmark, accuracy in _COUNTED.items()]
+    found += [_sketch_goal("bfloat16", benchmark, accuracy, {}) for benchmark, accuracy in _BFLOAT16.items()]
+    for key, goals in (("counted", _COUNTED), ("bfloat16", _BFLOAT16)):
+        found += [_sketch_goal(key, b, goals[b], options) for b, options in TUNED_SKETCH.items() if b in goals]
     for key, words in (("tuned", "strength tuned on held-out training data"), ("one-rule", "one rule for all four")):
         for benchmark, accuracy in zip(PARAMETERS, (0.905, 0.925, 0.910, 0.665), strict=True):
             budget = SMALL_BYTES[benchmark]
@@ -168,6 +167,19 @@ def goal_list() -> list[Goal]:
             chosen = tuned if key == "tuned" else method("layer-sketch", budget=budget, **ONE_RULE)
             found.append(Goal(key, benchmark, chosen, accuracy, f"{budget // MB} MB, {words}"))
     return found
+
+
+def _sketch_goal(key: str, benchmark: str, accuracy: float, tuned: Mapping[str, Any]) -> Goal:
+    """A goal for sketchogd with its usual settings, or with tuned ones."""
+    size: dict[str, Any] = {"budget": PAPER_BYTES[benchmark]} if key == "counted" else {"rank": 2400, **HALF_BASIS}
+    words = {
+        "counted": "the paper's budget, everything counted in it",
+        "bfloat16": "a bfloat16 basis of 2,400 vectors",
+    }[key]
+    if tuned:
+        words += "; every {every} and power {power:g}, tuned on held-out training data".format(**tuned)
+    suffix = "-tuned" if tuned else ""
+    return Goal(key + suffix, benchmark, default_method("sketchogd", benchmark, **size, **tuned), accuracy, words)
 
 
 def goals(benchmarks: Names = None, methods: Names = None, seeds: int = 5) -> Preset:

@@ -29,7 +29,7 @@ ROWS = (
 )
 """The rows of the comparison at equal bytes, in order."""
 
-VARIANTS = ("one-rule", "counted-scaled", "bfloat16-scaled")
+VARIANTS = ("one-rule", "counted-tuned", "bfloat16-tuned")
 """Goals with the size of another one and a setting of their own; at equal bytes the other is shown."""
 
 

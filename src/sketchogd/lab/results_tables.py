@@ -11,7 +11,7 @@ from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.evidence import HALF, OURS, ROWS, Cell, Evidence, Point
 from sketchogd.lab.methods import KINDS, Method
 from sketchogd.lab.metrics import Spread, welch_p
-from sketchogd.lab.settings import PAPER_BYTES, training_for
+from sketchogd.lab.settings import PAPER_BYTES, TUNED_SKETCH, training_for
 
 DASH = "–"
 SEEDS = 5
@@ -273,7 +273,8 @@ def tuning_tables(found: Evidence) -> list[str]:
                 f"{value}: {f'**{cell.accuracy.mean:.3f}**' if value == best else f'{cell.accuracy.mean:.3f}'}"
                 for value, cell in tried.items()
             ]
-            used = presets.default_method(method, benchmark)
+            own = TUNED_SKETCH.get(benchmark, {}) if method == "sketchogd" else {}
+            used = presets.default_method(method, benchmark, **own)
             chosen = " / ".join(_option(used, option) for option in options)
             rows.append([published.BENCHMARKS[benchmark], ", ".join(scores), chosen])
         if rows:
