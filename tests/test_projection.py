@@ -264,6 +264,39 @@ def test_settling_is_done_by_whoever_uses_the_weights(tmp_path):
         assert not torch.equal(flat(model), unsettled)
 
 
+@pytest.mark.parametrize(
+    "memory", [lambda: so.ProductSketch(20), lambda: so.LayerSketch(20), lambda: so.LayerSketch(20, ridge=0.5)]
+)
+def test_a_preview_shows_what_settling_would_leave_and_changes_nothing(memory):
+    def trained(looks):
+        torch.manual_seed(0)
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        protection = so.protect(model, optimizer, memory=memory(), every=5)
+        protection.remember([data()])
+        seen = []
+        for _ in range(4):
+            steps(model, optimizer, 3)
+            if looks:
+                before, known = flat(model), {k: v for k, v in protection.diagnostics().items() if k != "sketches"}
+                with protection.preview():
+                    seen.append(flat(model))
+                    assert protection.pending == 0
+                with pytest.raises(KeyError), protection.preview():
+                    raise KeyError
+                assert torch.equal(flat(model), before)
+                assert {k: v for k, v in protection.diagnostics().items() if k != "sketches"} == known
+        return protection, flat(model), seen
+
+    protection, moved, seen = trained(looks=True)
+    plain, expected, _ = trained(looks=False)
+    assert torch.equal(moved, expected)
+    assert protection.pending == plain.pending == 2
+    assert not torch.equal(seen[-1], moved)
+    plain.settle()
+    assert torch.equal(seen[-1], flat(plain.parameters.model))
+
+
 def test_soft_layer_memory_is_applied_to_the_joint_displacement():
     model, free = network(), network()
     optimizer, plain = (torch.optim.Adam(m.parameters(), lr=0.01) for m in (model, free))

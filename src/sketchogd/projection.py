@@ -134,19 +134,40 @@ class UpdateProjection:
             self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), 1.0)
 
     @contextmanager
-    def joint(self, steps: int) -> Iterator[None]:
-        """Project the joint displacement of `steps` steps that the block takes without calling the optimizer."""
-        self.settle()
+    def joint(self, steps: int, more: bool = False) -> Iterator[None]:
+        """Project the joint displacement of `steps` steps that the block takes without calling the optimizer.
+
+        Steps that wait for their projection are projected with them. With `more`, all of them wait for another block.
+        """
         projector = self.provide()
         if projector is None or projector.empty:
             yield
         else:
             self.mode = "update"
-            self._copy_weights(projector)
+            if not self.pending:
+                self._copy_weights(projector)
             yield
-            self.pending = steps
-            self.settle()
+            self.pending += steps
+            if not more:
+                self.settle()
         self.steps += steps
+
+    @contextmanager
+    def preview(self) -> Iterator[None]:
+        """The weights as `settle` would leave them, for the block only; then everything is as it was."""
+        if self.pending == 0:
+            yield
+            return
+        tensors = [local(t.detach()) for t in self.parameters.tensors]
+        weights = [t.clone() for t in tensors]
+        kept = self.pending, self.leak, self._projected, self._moved, self._twice
+        self.settle()
+        try:
+            yield
+        finally:
+            for t, before in zip(tensors, weights, strict=True):
+                t.copy_(before)
+            self.pending, self.leak, self._projected, self._moved, self._twice = kept
 
     @property
     def displacement(self) -> float:

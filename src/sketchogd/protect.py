@@ -240,13 +240,30 @@ class Protection:
         yield
 
     @contextmanager
-    def joint(self, steps: int) -> Iterator[None]:
+    def preview(self) -> Iterator[None]:
+        """`with protection.preview(): evaluate(model)`: what `settle` would leave, while training goes on without it.
+
+        Where steps are projected rarely, an evaluation between two projections then changes nothing.
+        """
+        if self.parameters.split:
+            self.parameters.require_unchanged()
+        with self._projection.preview():
+            yield
+
+    @property
+    def pending(self) -> int:
+        """How many steps wait for their projection; 0 unless `every` > 1."""
+        return self._projection.pending
+
+    @contextmanager
+    def joint(self, steps: int, more: bool = False) -> Iterator[None]:
         """Project the joint displacement of `steps` steps that the block takes without the optimizer's hooks.
 
         Replaying a CUDA graph does not call hooks: `with protection.joint(50):` around fifty replays protects them.
+        With `more=True` they wait for the next block, and are projected together with its steps.
         """
         self.parameters.require_unchanged()
-        with self._projection.joint(steps):
+        with self._projection.joint(steps, more):
             yield
 
     def attach(self, optimizer: Optimizer) -> None:

@@ -76,7 +76,6 @@ def train(given: Setup, learner, tasks) -> None:
             learner.before_step(x[batch], y[batch], 0)
             given.optimizer.step()
             learner.after_step()
-        learner.settle()
         learner.end_task(x, y, 0)
 
 

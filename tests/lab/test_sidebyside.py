@@ -62,6 +62,21 @@ def test_runs_come_out_as_single_ones(tmp_path, benchmark, device):
         np.testing.assert_allclose([e["loss"] for e in mine], [e["loss"] for e in theirs], rtol=2e-3)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("every", [7, 17, 1000])
+def test_steps_that_are_projected_together_may_lie_in_several_epochs(tmp_path, every, device):
+    methods = [method("sketchogd", rank=8, examples=20, every=every), method("layer-sketch", rank=8, every=every)]
+    training = replace(TRAINING, epochs=4)  # of 11 steps
+    configs = [RunConfig("rotated-mnist", m, training, seed, **SMALL) for seed in (0, 1) for m in methods]
+    for together, single in both(tmp_path, configs, device):
+        np.testing.assert_allclose(together.accuracy, single.accuracy, atol=1.01 / 60)
+        curves = [[e["accuracy"] for e in records.RunFolder(run.path).events()] for run in (together, single)]
+        for mine, theirs in zip(*curves, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1.01 / 60)
+        losses = [[e["loss"] for e in records.RunFolder(run.path).events()] for run in (together, single)]
+        np.testing.assert_allclose(*losses, rtol=2e-3)
+
+
 def test_frozen_convolutions_become_features(tmp_path, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     halves = [
@@ -137,7 +152,8 @@ def test_steps_of_other_models_are_left_to_autograd():
     assert stacked.written_out(lenet.train(), trained, torch.randn(1, 1, 3200)) is None
 
 
-def test_joint_steps_are_projected_as_lazy_steps_are():
+@pytest.mark.parametrize("parts", [[(5, False)], [(2, True), (1, True), (2, False)]])
+def test_joint_steps_are_projected_as_lazy_steps_are(parts):
     def trained(joint):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
@@ -155,9 +171,10 @@ def test_joint_steps_are_projected_as_lazy_steps_are():
         if joint:
             protection.detach()  # no hooks: as in the replay of a graph
             for _ in range(4):
-                with protection.joint(5):
-                    for _ in range(5):
-                        step()
+                for steps, more in parts:
+                    with protection.joint(steps, more):
+                        for _ in range(steps):
+                            step()
         else:
             for _ in range(20):
                 step()

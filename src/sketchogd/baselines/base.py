@@ -24,14 +24,23 @@ class Baseline(ABC):
     def after_step(self) -> None:  # noqa: B027 - a hook
         """After the optimizer's step."""
 
-    def settle(self) -> None:  # noqa: B027 - a hook
-        """Bring the weights into the state in which they may be evaluated or stored."""
+    @property
+    def pending(self) -> int:
+        """How many steps wait for what the method does to several at once; with none, the run can be stored."""
+        return 0
+
+    def preview(self) -> AbstractContextManager[None]:
+        """In the block the weights are as they may be evaluated; after it training goes on as if nobody had looked."""
+        return nullcontext()
 
     def plan(self, steps: int) -> None:  # noqa: B027 - a hook
         """Choose now what is random about the next `steps` steps, so that they can be captured in a CUDA graph."""
 
-    def joint(self, steps: int) -> AbstractContextManager[None]:
-        """The block takes `steps` steps that no optimizer announces; what acts between steps acts after the block."""
+    def joint(self, steps: int, more: bool = False) -> AbstractContextManager[None]:
+        """The block takes `steps` steps that no optimizer announces; what acts between steps acts after the block.
+
+        With `more` it waits for another block.
+        """
         return nullcontext()
 
     @abstractmethod

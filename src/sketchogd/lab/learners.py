@@ -54,13 +54,18 @@ class Protected(Baseline):
         self.remembered = remembered
         self.tasks = 0
 
-    def settle(self) -> None:
-        """Project the steps that wait for it."""
-        self.protection.settle()
+    @property
+    def pending(self) -> int:
+        """Steps that wait for their projection."""
+        return self.protection.pending
 
-    def joint(self, steps: int) -> AbstractContextManager[None]:
+    def preview(self) -> AbstractContextManager[None]:
         """See `Baseline`."""
-        return self.protection.joint(steps)
+        return self.protection.preview()
+
+    def joint(self, steps: int, more: bool = False) -> AbstractContextManager[None]:
+        """See `Baseline`."""
+        return self.protection.joint(steps, more)
 
     def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
         """Remember the task, or a random part of it."""

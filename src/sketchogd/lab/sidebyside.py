@@ -39,6 +39,9 @@ from sketchogd.lab.stacked import (
 BLOCK = 50
 """Steps in a block where nothing is projected."""
 
+Block = tuple[int, int, bool]
+"""Steps in a block, examples of its last one, and whether what it did is projected within it."""
+
 
 def run(
     configs: Sequence[RunConfig],
@@ -83,6 +86,7 @@ class Group:
         self.training, self.device, self.progress = first.training, device, progress
         self.every = max((c.method.every for c in configs if projects(c)), default=BLOCK)
         self.steps = 0
+        self.waiting = 0
         self.spent: dict[str, float] = {}
         self.last: dict[str, float] = {}
         # Streams that do not depend on the seed are one; models with frozen features need one data set a seed.
@@ -164,7 +168,8 @@ class Group:
         frozen = self.training.eval_after_first_step
         self.data.load(t, self._features() if frozen and t else None)
         order: Tensor | None = None
-        graphs: dict[tuple[int, int], Any] = {}
+        graphs: dict[Block, Any] = {}
+        self.waiting = 0
         for epoch in range(epochs):
             drawn = [
                 torch.randperm(self.data.n, generator=train.generator(lane.config.seed, "order", t, epoch))
@@ -185,39 +190,51 @@ class Group:
                 self._steps(order, graphs, done, per_epoch)
             self._record(t, epoch, per_epoch)
 
-    def _steps(self, order: Tensor, graphs: dict[tuple[int, int], Any], done: int, steps: int) -> None:
-        """The steps `done` … of an epoch, in blocks of `every` whose joint displacement is projected."""
+    def _steps(self, order: Tensor, graphs: dict[Block, Any], done: int, steps: int) -> None:
+        """The steps `done` … of an epoch, in blocks; the joint displacement of `every` steps is projected.
+
+        A block that has them all is captured with its projection. Where an epoch ends before, its part and the rest of
+        the steps, in the next epoch, are blocks of their own, which are projected outside.
+        """
         b = self.training.batch
         while done < steps:
-            count = min(self.every, steps - done)
+            count = min(self.every - self.waiting, steps - done)
             last = b if done + count < steps else self.data.n - (steps - 1) * b
-            block = count, last
-            if block in graphs and graphs[block] is None:
-                graphs[block] = self._captured(order, *block)
-            if block in graphs:
-                graphs[block].replay()
+            if count == self.every:
+                self._run((count, last, True), order, graphs)
             else:
-                self._block(order, *block)
-                if self.device.type == "cuda":
-                    # The first block of its kind is taken eagerly: leaks are measured there, and libraries are warm.
-                    graphs[block] = None
+                self.waiting = (self.waiting + count) % self.every
+                with self._joint(count, more=self.waiting > 0):
+                    self._run((count, last, False), order, graphs)
             done += count
             self.steps += count
 
-    def _captured(self, order: Tensor, count: int, last: int) -> Any:
-        """A CUDA graph of a block; capturing does not run it."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-            self._block(order, count, last)
-        return graph
+    def _run(self, block: Block, order: Tensor, graphs: dict[Block, Any]) -> None:
+        """A block. On a GPU the first of its kind is taken eagerly, as leaks are measured there; others are replays."""
+        if graphs.get(block) is not None:
+            graphs[block].replay()
+        elif block in graphs:
+            graphs[block] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[block], capture_error_mode="relaxed"):  # capturing does not run it
+                self._block(order, *block)
+            graphs[block].replay()
+        else:
+            self._block(order, *block)
+            if self.device.type == "cuda":
+                graphs[block] = None
 
-    def _block(self, order: Tensor, count: int, last: int) -> None:
+    def _block(self, order: Tensor, count: int, last: int, projected: bool) -> None:
         """Steps on `count` batches, the last of which has `last` examples, and the projection of what they did."""
-        with contextlib.ExitStack() as joint:
-            for lane in self.lanes:
-                joint.enter_context(lane.learner.joint(count))
+        with self._joint(count) if projected else contextlib.nullcontext():
             for i in range(count):
                 self._step(order, last if i + 1 == count else self.training.batch)
+
+    @contextlib.contextmanager
+    def _joint(self, count: int, more: bool = False) -> Iterator[None]:
+        with contextlib.ExitStack() as joint:
+            for lane in self.lanes:
+                joint.enter_context(lane.learner.joint(count, more))
+            yield
 
     def _step(self, order: Tensor, b: int) -> None:
         """One step of every run, on the b examples that are next in its order."""
@@ -328,15 +345,12 @@ class Group:
     def _evaluate(self, tasks: Sequence[int]) -> list[list[float]]:
         """Accuracies, a list a run with one number a task."""
         with self._measuring("evaluate"):
-            right = [
-                torch.stack(
-                    [
-                        train.count_right(lane.model, *self.data.tests[lane.data][t], self.heads[t], self.head)
-                        for t in tasks
-                    ]
-                )
-                for lane in self.lanes
-            ]
+            right = []
+            for lane in self.lanes:
+                tests = self.data.tests[lane.data]
+                with lane.learner.preview():
+                    counts = [train.count_right(lane.model, *tests[t], self.heads[t], self.head) for t in tasks]
+                right.append(torch.stack(counts))
             sizes = torch.tensor([len(self.data.tests[0][t][1]) for t in tasks])
             shares: list[list[float]] = (torch.stack(right).cpu().double() / sizes).tolist()
         return shares

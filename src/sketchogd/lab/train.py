@@ -105,8 +105,7 @@ def fit(
     clock = _Clock()
 
     def evaluate(seen: int) -> list[float]:
-        learner.settle()
-        with clock.measuring("evaluate"):
+        with learner.preview(), clock.measuring("evaluate"):
             return [accuracy(model, *tests[t], heads[t], active[0]) for t in range(seen)]
 
     T, epochs = len(stream), training.epochs
@@ -155,7 +154,6 @@ def fit(
                     steps += 1
                     if progress is not None and i % STEPS_BETWEEN_REPORTS == 0:
                         progress(t * epochs + epoch + i / per_epoch, T * epochs, f"task {t + 1} of {T}")
-            learner.settle()
             mean_loss = float(total) / per_epoch
             if not np.isfinite(mean_loss):
                 raise FloatingPointError(f"the loss of task {t + 1}, epoch {epoch + 1} is {mean_loss}; lower lr")
@@ -163,7 +161,7 @@ def fit(
                 scores = evaluate(t + 1)
                 event = {"event": "evaluation", "task": t, "epoch": epoch + 1, "accuracy": scores, "loss": mean_loss}
                 folder.append(event)
-            if epoch + 1 < epochs:
+            if epoch + 1 < epochs and not learner.pending:
                 checkpoint(t, epoch + 1, due=False)
         if progress is not None:
             progress((t + 1) * epochs, T * epochs, f"remembering task {t + 1} of {T}")
