@@ -273,3 +273,32 @@ def test_wide_networks_end_near_the_prediction_and_wider_ones_nearer():
         found.append(float((actual - predicted).norm() / predicted.norm()))
     assert found[1] < 0.03
     assert found[1] < found[0] / 3
+
+
+@pytest.mark.parametrize("m", [1, 7, 50])
+def test_rare_projections_come_to_rest_where_the_filtered_gradient_is_free_of_what_is_left(m):
+    """T φ(H) ∇L = 0 with φ(h) = (1 − (1 − ηh)^m)/h, from the closed form of m steps on a quadratic loss."""
+    torch.manual_seed(0)
+    d, n, rate = 6, 40, 0.2
+    old, x = torch.randn(3, d, dtype=torch.float64), torch.randn(n, d, dtype=torch.float64)
+    y = torch.randn(n, 1, dtype=torch.float64)
+    model = nn.Linear(d, 1, bias=False).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    protection = so.protect(
+        model, optimizer, memory=so.AllRows(), output=lambda out, target: out[..., 0].sum(), every=m
+    )
+    protection.remember([(old, torch.zeros(3, dtype=torch.int64))])
+    for _ in range(400 * m):
+        optimizer.zero_grad()
+        (0.5 * (model(x) - y).square().mean()).backward()
+        optimizer.step()
+    assert protection.pending == 0
+    B, w = protection.projector.basis, model.weight.detach()[0]
+    H = x.T @ x / n
+    gradient = H @ w - x.T @ y[:, 0] / n
+    h, V = torch.linalg.eigh(H)
+    filtered = V @ ((1 - (1 - rate * h) ** m) / h * (V.T @ gradient))
+    left = [v - B.T @ (B @ v) for v in (filtered, gradient)]
+    assert left[0].norm() < 1e-9 * filtered.norm()
+    if m > 1:
+        assert left[1].norm() > 1e-2 * gradient.norm()

@@ -77,7 +77,7 @@ def _remembered(benchmark: str) -> list[Variant]:
 
 
 def _every(benchmark: str) -> list[Variant]:
-    steps = (1, 10, 50, 100, 500, 1000)
+    steps = (1, 10, 50, 100, 500, 1000, 3000, 10_000)
     names = ("sketchogd", "layer-sketch")
     return [v for name in names for v in _varied(name, benchmark, "every", steps)]
 

@@ -200,7 +200,7 @@ def goals(benchmarks: Names = None, methods: Names = None, seeds: int = 5) -> Pr
 
 VALIDATION = 0.1
 TUNED_OPTIONS: dict[str, dict[str, Sequence[float]]] = {
-    "sketchogd": {"every": (50, 1000), "power": (0.0, 1.0)},
+    "sketchogd": {"every": (50, 500, 2000, 5000, 10_000), "power": (0.0, 1.0)},
     "layer-sketch": {"strength": (0.5, 1.0, 2.0, 4.0, 8.0), "damping": (0.015, 0.05, 0.15)},
     "gpm": {"energy": (0.9, 0.95, 0.97, 0.99, 0.999)},
     "ewc": {"strength": (0.1, 1.0, 10.0, 100.0, 1000.0, 3000.0)},

@@ -103,7 +103,9 @@ def readme_table(root: str | Path) -> str:
 
     def ours(key: str) -> Iterator[str]:
         for benchmark in published.BENCHMARKS:
-            cell = found.cell(RunConfig(benchmark, goals[key, benchmark], training_for(benchmark), 0, "goals"))
+            chosen = goals.get((key, benchmark))
+            run = None if chosen is None else RunConfig(benchmark, chosen, training_for(benchmark), 0, "goals")
+            cell = None if run is None else found.cell(run)
             yield DASH if cell is None else spread(cell.accuracy)
 
     best = [max(published.lookup(b, f"sketchogd-{i}").mean for i in (1, 2, 3)) for b in published.BENCHMARKS]  # type: ignore[union-attr]
@@ -114,6 +116,7 @@ def readme_table(root: str | Path) -> str:
         ["the paper's best sketch, as published", f"{large} without its basis", *(f"{mean:.3f}" for mean in best)],
         ["A-GEM, keeps raw examples, as published", f"{raw[0]} ({raw[-1]})", *(f"{mean:.3f}" for mean in agem)],
         ["`sketchogd` at the paper's budget", f"{large}, everything counted", *ours("counted")],
+        ["the same, projecting as rarely as held-out training data favours", "the same", *ours("counted-tuned")],
         ["`layer-sketch`, strength tuned on held-out training data", "2 MB (16 MB)", *ours("tuned")],
         ["`layer-sketch`, one rule for all four", "2 MB (16 MB)", *ours("one-rule")],
     ]
