@@ -78,8 +78,12 @@ def _remembered(benchmark: str) -> list[Variant]:
 
 def _every(benchmark: str) -> list[Variant]:
     steps = (1, 10, 50, 100, 500, 1000, 3000, 10_000)
-    names = ("sketchogd", "layer-sketch")
-    return [v for name in names for v in _varied(name, benchmark, "every", steps)]
+    small = [default_method("sketchogd", benchmark, rank=300, every=every) for every in (50, 500, 1000, 3000, 10_000)]
+    return [
+        *_varied("sketchogd", benchmark, "every", steps),
+        *(_variant(f"gradient sketch of rank 300, every {m.every}", m, benchmark) for m in small),
+        *_varied("layer-sketch", benchmark, "every", steps),
+    ]
 
 
 def _test_matrices(benchmark: str) -> list[Variant]:
