@@ -63,8 +63,9 @@ def test_runs_come_out_as_single_ones(tmp_path, benchmark, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("every", [7, 17, 1000])
-def test_steps_that_are_projected_together_may_lie_in_several_epochs(tmp_path, every, device):
+@pytest.mark.parametrize("every", [5, 7, 17, 1000])
+def test_steps_that_are_projected_together_may_lie_in_several_epochs(tmp_path, every, device, monkeypatch):
+    monkeypatch.setattr(sidebyside, "LONGEST", 5)
     methods = [method("sketchogd", rank=8, examples=20, every=every), method("layer-sketch", rank=8, every=every)]
     training = replace(TRAINING, epochs=4)  # of 11 steps
     configs = [RunConfig("rotated-mnist", m, training, seed, **SMALL) for seed in (0, 1) for m in methods]

@@ -39,6 +39,9 @@ from sketchogd.lab.stacked import (
 BLOCK = 50
 """Steps in a block where nothing is projected."""
 
+LONGEST = 200
+"""The most steps of a block, and so of a CUDA graph."""
+
 Block = tuple[int, int, bool]
 """Steps in a block, examples of its last one, and whether what it did is projected within it."""
 
@@ -193,12 +196,12 @@ class Group:
     def _steps(self, order: Tensor, graphs: dict[Block, Any], done: int, steps: int) -> None:
         """The steps `done` … of an epoch, in blocks; the joint displacement of `every` steps is projected.
 
-        A block that has them all is captured with its projection. Where an epoch ends before, its part and the rest of
-        the steps, in the next epoch, are blocks of their own, which are projected outside.
+        A block that has them all is captured with its projection. Where they are more than `LONGEST`, or an epoch ends
+        before, there are several blocks, with the projection after the last of them, outside.
         """
         b = self.training.batch
         while done < steps:
-            count = min(self.every - self.waiting, steps - done)
+            count = min(self.every - self.waiting, steps - done, LONGEST)
             last = b if done + count < steps else self.data.n - (steps - 1) * b
             if count == self.every:
                 self._run((count, last, True), order, graphs)
