@@ -29,6 +29,7 @@ from sketchogd.lab.grouping import projects
 from sketchogd.lab.lanes import Data, Lane
 from sketchogd.lab.methods import Setup, build
 from sketchogd.lab.stacked import (
+    Step,
     batched_logits,
     project_on_half_spaces_,
     stacked,
@@ -228,9 +229,12 @@ class Group:
 
     def _block(self, order: Tensor, count: int, last: int, projected: bool) -> None:
         """Steps on `count` batches, the last of which has `last` examples, and the projection of what they did."""
+        other = self.hooked or self.agems or self.training.optimizer != "sgd"
+        features = self.data.x.ndim == 2
+        plain_step_ = None if other else written_out(self.lanes[0].model, self.stack.trained, features)
         with self._joint(count) if projected else contextlib.nullcontext():
             for i in range(count):
-                self._step(order, last if i + 1 == count else self.training.batch)
+                self._step(order, last if i + 1 == count else self.training.batch, plain_step_)
 
     @contextlib.contextmanager
     def _joint(self, count: int, more: bool = False) -> Iterator[None]:
@@ -239,13 +243,12 @@ class Group:
                 joint.enter_context(lane.learner.joint(count, more))
             yield
 
-    def _step(self, order: Tensor, b: int) -> None:
+    def _step(self, order: Tensor, b: int, plain_step_: Step | None) -> None:
         """One step of every run, on the b examples that are next in its order."""
         rows = order.index_select(1, self.at * self.training.batch + self.columns[:b])
         x, y = self.data.x[rows], self.data.y[rows]
         net, leaves = self.lanes[0].model, self.stack.trained
         extra = bool(self.hooked or self.agems)
-        plain_step_ = None if extra or self.training.optimizer != "sgd" else written_out(net, leaves, x)
         if plain_step_ is not None:
             self.loss += plain_step_(net, {**self.stack.fixed, **leaves}, x, y, self.training.lr)
             self.at += 1

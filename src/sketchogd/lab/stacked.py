@@ -23,8 +23,8 @@ def batched_logits(net: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tenso
     return vmap(lambda weights, inputs: functional_call(net, weights, (inputs,)))(state, x)
 
 
-def written_out(net: nn.Module, trained: Collection[str], x: Tensor) -> Step | None:
-    """The step that is written out for models like `net`, whose parameters `trained` move, and inputs x (S, b, …).
+def written_out(net: nn.Module, trained: Collection[str], features: bool) -> Step | None:
+    """The step that is written out for models like `net`, whose parameters `trained` move, on images or flat features.
 
     The same as a backward pass through `batched_logits` and a step of torch.optim.SGD, with half as many kernels, and
     no gradient is ever stored: with δ (S, b, fan-out) for each layer, W −= lr δᵀ a is one product. None if there is no
@@ -33,7 +33,7 @@ def written_out(net: nn.Module, trained: Collection[str], x: Tensor) -> Step | N
     still = [name for name, _ in net.named_parameters() if name not in trained]
     if is_chain(net) and not still:
         return chain_step_
-    on_features = isinstance(net, LeNet) and not net.training and x.ndim == 3
+    on_features = isinstance(net, LeNet) and not net.training and features
     return features_step_ if on_features and all(name.startswith("conv") for name in still) else None
 
 
