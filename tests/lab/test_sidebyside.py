@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import sketchogd as so
+from sketchogd.baselines import AGEM
 from sketchogd.baselines.examples import ExampleStore
-from sketchogd.lab import datasets, grid, grouping, models, records, sidebyside, stacked, streams, train
+from sketchogd.lab import datasets, grid, grouping, models, recalling, records, sidebyside, stacked, streams, train
 from sketchogd.lab.configs import RunConfig, Training
 from sketchogd.lab.methods import method
 from sketchogd.lab.settings import training_for
@@ -63,10 +65,10 @@ def test_runs_come_out_as_single_ones(tmp_path, benchmark, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("every", [5, 7, 17, 1000])
+@pytest.mark.parametrize("every", [(5, 5), (7, 7), (17, 17), (1000, 1000), (4, 12), (3, 7)])
 def test_steps_that_are_projected_together_may_lie_in_several_epochs(tmp_path, every, device, monkeypatch):
     monkeypatch.setattr(sidebyside, "LONGEST", 5)
-    methods = [method("sketchogd", rank=8, examples=20, every=every), method("layer-sketch", rank=8, every=every)]
+    methods = [method("sketchogd", rank=8, examples=20, every=every[0]), method("layer-sketch", rank=8, every=every[1])]
     training = replace(TRAINING, epochs=4)  # of 11 steps
     configs = [RunConfig("rotated-mnist", m, training, seed, **SMALL) for seed in (0, 1) for m in methods]
     for together, single in both(tmp_path, configs, device):
@@ -78,9 +80,11 @@ def test_steps_that_are_projected_together_may_lie_in_several_epochs(tmp_path, e
         np.testing.assert_allclose(*losses, rtol=2e-3)
 
 
-@pytest.mark.parametrize("extra", [[], [method("a-gem", per_task=10, batch=20)]])
+@pytest.mark.parametrize(
+    "extra", [[], [method("a-gem", per_task=10, batch=20), method("a-gem", per_task=6, batch=8), method("replay")]]
+)
 def test_frozen_convolutions_become_features(tmp_path, monkeypatch, extra):
-    """With A-GEM among them gradients are autograd's, without it the step is written out."""
+    """Stored examples are of several heads; in memory batches of 8 by chance, and without any no gradient is stored."""
     generator = torch.Generator().manual_seed(0)
     halves = [
         (torch.randint(0, 256, (n, 3, 32, 32), generator=generator).byte(), torch.arange(n) % 10) for n in (80, 80)
@@ -113,43 +117,79 @@ def lenet_on_features():
     return net, (3200,)
 
 
+def state_of(net, S=4):
+    """Random weights of S models, their buffers, and the names of what is trained."""
+    state = {name: torch.randn(S, *t.shape, dtype=torch.float64) for name, t in net.named_parameters()}
+    fixed = {name: 1 + torch.rand(S, *t.shape, dtype=torch.float64) for name, t in net.named_buffers()}
+    return state, fixed, [name for name, p in net.named_parameters() if p.requires_grad]
+
+
+def losses_of(net, state, x, y):
+    """Autograd's twin of the passes: the models one at a time."""
+    return torch.stack(
+        [
+            cross_entropy(torch.func.functional_call(net, {name: t[s] for name, t in state.items()}, (x[s],)), y[s])
+            for s in range(len(x))
+        ]
+    )
+
+
 @pytest.mark.parametrize(
-    ("make", "step_"),
+    ("make", "passes"),
     [
-        (lambda: (models.mlp(12, (), 3, seed=1), (3, 4)), stacked.chain_step_),
-        (lambda: (models.mlp(12, (7, 5), 3, seed=1), (3, 4)), stacked.chain_step_),
-        (lenet_on_features, stacked.features_step_),
+        (lambda: (models.mlp(12, (), 3, seed=1), (3, 4)), stacked.chain_passes),
+        (lambda: (models.mlp(12, (7, 5), 3, seed=1), (3, 4)), stacked.chain_passes),
+        (lenet_on_features, stacked.features_passes),
     ],
 )
-def test_a_step_that_is_written_out_is_that_of_autograd(make, step_):
+def test_passes_that_are_written_out_are_those_of_autograd(make, passes):
     net, shape = make()
-    state = {name: torch.randn(4, *t.shape, dtype=torch.float64) for name, t in net.named_parameters()}
-    fixed = {name: 1 + torch.rand(4, *t.shape, dtype=torch.float64) for name, t in net.named_buffers()}
-    trained = [name for name, p in net.named_parameters() if p.requires_grad]
+    state, fixed, trained = state_of(net)
     twin = {name: t.clone().requires_grad_(name in trained) for name, t in state.items()}
     x, y = torch.randn(4, 6, *shape, dtype=torch.float64), torch.randint(0, 3, (4, 6))
-    features = step_ is stacked.features_step_
-    assert stacked.written_out(net, trained, features) is step_
-    assert stacked.written_out(net, trained[1:], features) is None  # a part of it is frozen
+    features = passes is stacked.features_passes
+    assert stacked.written_out(net, trained, features) is passes
+    with pytest.raises(ValueError, match=f"with .*{trained[0]} frozen cannot be trained side by side"):
+        stacked.written_out(net, trained[1:], features)
     optimizer = torch.optim.SGD([twin[name] for name in trained], lr=0.1)
     for _ in range(3):
-        logits = stacked.batched_logits(net, {**fixed, **twin}, x)
-        losses = torch.stack([torch.nn.functional.cross_entropy(z, t) for z, t in zip(logits, y, strict=True)])
+        losses = losses_of(net, {**fixed, **twin}, x, y)
         optimizer.zero_grad()
         losses.sum().backward()
+        mine, found = stacked.gradients(passes, net, {**fixed, **state}, x, y)
+        torch.testing.assert_close(mine, losses.detach())
+        torch.testing.assert_close(found, {n: twin[n].grad for n in trained if twin[n].grad is not None})
         optimizer.step()
-        torch.testing.assert_close(step_(net, {**fixed, **state}, x, y, 0.1), losses.detach())
+        torch.testing.assert_close(stacked.step_(passes, net, {**fixed, **state}, x, y, 0.1), losses.detach())
     torch.testing.assert_close(state, {name: t.detach() for name, t in twin.items()})
 
 
-def test_steps_of_other_models_are_left_to_autograd():
+def test_examples_of_several_heads_go_through_their_own():
+    net, shape = lenet_on_features()
+    net = net.double()
+    state, fixed, trained = state_of(net, S=2)
+    twin = {name: t.clone().requires_grad_(name in trained) for name, t in state.items()}
+    x, y = torch.randn(2, 6, *shape, dtype=torch.float64), torch.randint(0, 3, (2, 6))
+    heads, places = [0, 2], torch.tensor([[0, 1, 1, 0, 1, 1], [1, 1, 0, 0, 0, 0]])
+    losses, found = stacked.gradients(stacked.features_passes, net, {**fixed, **state}, x, y, (heads, places))
+    total = torch.zeros(2, dtype=torch.float64)
+    for s in range(2):
+        for i in range(6):
+            net.use_head(heads[places[s, i]])
+            one = {name: t[s : s + 1] for name, t in {**fixed, **twin}.items()}
+            total[s] = total[s] + losses_of(net, one, x[s : s + 1, i : i + 1], y[s : s + 1, i : i + 1])[0] / 6
+    total.sum().backward()
+    torch.testing.assert_close(losses, total.detach())
+    torch.testing.assert_close(found, {n: twin[n].grad for n in trained if not n.startswith("heads.1.")})
+
+
+def test_other_models_are_refused():
     linear = torch.nn.Linear(2, 2)
-    for net in (linear, torch.nn.Sequential(linear), torch.nn.Sequential(torch.nn.Flatten(), linear, linear)):
-        assert stacked.written_out(net, dict(net.named_parameters()), True) is None
+    others = [linear, torch.nn.Sequential(linear), torch.nn.Sequential(torch.nn.Flatten(), linear, linear)]
     lenet, _ = lenet_on_features()
-    trained = dict(lenet.named_parameters())
-    assert stacked.written_out(lenet, trained, False) is None
-    assert stacked.written_out(lenet.train(), trained, True) is None
+    for net, features in [*((net, True) for net in others), (lenet, False), (lenet.train(), True)]:
+        with pytest.raises(ValueError, match="side by side"):
+            stacked.written_out(net, dict(net.named_parameters()), features)
 
 
 @pytest.mark.parametrize("parts", [[(5, False)], [(2, True), (1, True), (2, False)]])
@@ -186,29 +226,48 @@ def test_joint_steps_are_projected_as_lazy_steps_are(parts):
     torch.testing.assert_close(trained(joint=True), trained(joint=False))
 
 
-def test_planned_draws_are_those_of_the_steps():
-    def draws(planned):
-        store = ExampleStore(seed=3)
-        store.append(torch.arange(40.0)[:, None], torch.arange(40), 0)
-        if planned:
-            store.plan(4, 7)
-        first = [next(iter(store.draw(7)))[1] for _ in range(4)]
-        if planned:
-            store.plan(2, 7)
-        return torch.stack(first + [next(iter(store.draw(7)))[1] for _ in range(2)]), store.draws
+@pytest.mark.parametrize(("n", "size"), [(12, 5), (40, 5), (5, 5)])
+def test_draws_are_uniform_without_replacement_and_follow_from_seed_and_number(n, size):
+    """Few out of many are drawn in another way than many: 25 is between 12 and 40."""
 
-    plain, planned = draws(False), draws(True)
-    assert torch.equal(plain[0], planned[0])
-    assert plain[1] == planned[1] == 6
+    def store():
+        made = ExampleStore(seed=3)
+        made.append(torch.zeros(n, 1), torch.arange(n), 0)
+        return made
+
+    drawn = store()
+    rows = torch.stack([drawn.rows(size) for _ in range(2000)])
+    assert all(len(set(row.tolist())) == size for row in rows)
+    counts = rows.flatten().bincount(minlength=n).double()
+    expected = 2000 * size / n
+    assert ((counts - expected).abs() <= 4.5 * (expected * (1 - size / n)) ** 0.5).all()
+    later = store()
+    later.draws = 1500
+    assert torch.equal(later.rows(size), rows[1500])
+    assert drawn.draws == 2000
 
 
-def test_draws_of_several_groups_cannot_be_planned():
-    store = ExampleStore()
-    for group in (0, 1):
-        store.append(torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64), group)
-    with pytest.raises(ValueError, match="groups"):
-        store.plan(3, 4)
-    store.plan(3, 10)  # all of them: nothing to draw
+def test_a_recall_draws_what_single_runs_would():
+    def member(seed, kept):
+        net = models.mlp(4, (3,), 2)
+        learner = AGEM(net, lambda x, y, group: cross_entropy(net(x), y), per_task=kept, batch=4, seed=seed)
+        learner.end_task(torch.randn(30, 1, 4), torch.arange(30) % 2)
+        return learner
+
+    learners, twins = ([member(seed, kept) for seed, kept in ((0, 20), (1, 9), (2, 3))] for _ in range(2))
+    for learner, twin in zip(learners, twins, strict=True):
+        twin.store.load_state_dict(learner.store.state_dict(), lambda t: t)
+    several, one = recalling.recalls(list(enumerate(learners)), torch.device("cpu"))
+    assert several.which.tolist() == [0, 1]
+    assert one.which.tolist() == [2]  # it has but three examples
+    for recall, theirs in ((several, twins[:2]), (one, twins[2:])):
+        for steps in (3, 3, 2):
+            recall.plan(steps)
+            for at in range(steps):
+                for row, twin in zip(recall.rows[:, at], theirs, strict=True):
+                    ((x, y, _),) = twin.store.draw(4)
+                    assert torch.equal(recall.inputs[row], x)
+                    assert torch.equal(recall.targets[row], y)
 
 
 def test_groups_hold_what_can_share_a_loop():
@@ -218,19 +277,22 @@ def test_groups_hold_what_can_share_a_loop():
     a, b, c = config("sketchogd"), config("sketchogd", seed=1), config("sketchogd", every=10)
     idle, other = config("sgd"), config("sketchogd", benchmark="split-mnist")
     raw = config("a-gem")
+    rare, odd = config("sketchogd", every=500), config("sketchogd", every=70)
+    assert grouping.groups([a, rare, odd, c], 8) == [[a, rare], [odd], [c]]
     assert grouping.groups([a, raw, b, c, idle, other], 8) == [[idle, a, b], [raw], [c], [other]]
     assert grouping.groups([a, b, idle], 2) == [[idle, a], [b]]
     assert grouping.groups([a, b], 1) == [[a], [b]]
     one = 4 * 113_610 * 1200
     assert grouping.groups([a, b], 8, room=2 * one) == [[a, b]]
     assert grouping.groups([a, b], 8, room=2 * one - 1) == [[a], [b]]
-    # normalisation that depends on the batch, and draws whose parts differ in size, need a loop of their own
+    # normalisation that depends on the batch, and heads that depend on the draw, need a loop of their own
     trained = RunConfig("split-cifar100", method("sgd"))
     frozen = replace(trained, training=training_for("split-cifar100"))
-    assert grouping.groups([trained, frozen, replace(frozen, seed=1), replace(frozen, method=method("replay"))], 8) == [
+    published = replace(frozen, method=method("a-gem-published"))
+    assert grouping.groups([trained, frozen, replace(frozen, seed=1), published], 8) == [
         [frozen, replace(frozen, seed=1)],
         [trained],
-        [replace(frozen, method=method("replay"))],
+        [published],
     ]
 
 

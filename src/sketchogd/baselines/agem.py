@@ -41,10 +41,6 @@ class AGEM(Baseline):
             reference, _ = self.store.gradient(self.batch, self.loss, self.parameters)
             project_on_half_space_(self.parameters, reference)
 
-    def plan(self, steps: int) -> None:
-        """See `Baseline`."""
-        self.store.plan(steps, self.batch)
-
     def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
         """Keep `per_task` of the task's examples."""
         rows = torch.randperm(len(targets), generator=self.store.generator("task", self.tasks))[: self.per_task]

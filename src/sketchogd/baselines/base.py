@@ -33,9 +33,6 @@ class Baseline(ABC):
         """In the block the weights are as they may be evaluated; after it training goes on as if nobody had looked."""
         return nullcontext()
 
-    def plan(self, steps: int) -> None:  # noqa: B027 - a hook
-        """Choose now what is random about the next `steps` steps, so that they can be captured in a CUDA graph."""
-
     def joint(self, steps: int, more: bool = False) -> AbstractContextManager[None]:
         """The block takes `steps` steps that no optimizer announces; what acts between steps acts after the block.
 

@@ -23,8 +23,6 @@ class ExampleStore:
         self.targets: Tensor | None = None
         self.groups = torch.zeros(0, dtype=torch.int64)
         self._generator = torch.Generator()
-        self._planned: Tensor | None = None
-        self._at: Tensor | None = None
         self._members: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
@@ -36,7 +34,6 @@ class ExampleStore:
 
     def append(self, inputs: Tensor, targets: Tensor, group: int) -> None:
         """Keep these examples as well."""
-        self._planned = None
         self._members = {}
         inputs, targets = inputs.detach(), targets.detach()
         self.inputs = inputs.clone() if self.inputs is None else torch.cat([self.inputs, inputs])
@@ -50,26 +47,19 @@ class ExampleStore:
         self._members = {}
         self.inputs[place], self.targets[place], self.groups[place] = example, target, group
 
-    def plan(self, steps: int, size: int) -> None:
-        """Draw the batches of the next `steps` steps now; `draw` then finds them on the device, one after another.
-
-        Needs examples of one group, or a `size` that takes all: otherwise the parts of a batch differ in size.
-        """
-        if self.inputs is None or size >= len(self):
-            return
-        if len(self.groups.unique()) > 1:
-            raise ValueError("batches of several groups cannot be planned: their parts differ in size")
-        rows = torch.stack([self._rows(size) for _ in range(steps)]).to(self.inputs.device)
-        if self._planned is not None and self._planned.shape == rows.shape and self._at is not None:
-            self._planned.copy_(rows)  # a graph reads both where they stood when it was captured
-            self._at.zero_()
-        else:
-            self._planned, self._at = rows, torch.zeros(1, dtype=torch.int64, device=rows.device)
-
-    def _rows(self, size: int) -> Tensor:
-        rows = torch.randperm(len(self), generator=self.generator("draw", self.draws))[:size]
+    def rows(self, size: int) -> Tensor:
+        """The places (size,) of the next draw, without replacement; all of them, if there are no more."""
+        n = len(self)
+        generator = self.generator("draw", self.draws)
         self.draws += 1
-        return rows
+        if size >= n:
+            return torch.arange(n)
+        if size * size > n:
+            return torch.randperm(n, generator=generator)[:size]
+        while True:  # of few out of many, two are rarely the same
+            rows = torch.randint(n, (size,), generator=generator)
+            if len(set(rows.tolist())) == size:
+                return rows
 
     def draw(self, size: int) -> Iterator[tuple[Tensor, Tensor, int]]:
         """`size` examples without replacement (all, if there are no more), as (inputs, targets, group) by group."""
@@ -81,11 +71,8 @@ class ExampleStore:
                 for group in self.groups.unique().tolist():
                     self._members[group] = (self.groups == group).nonzero().flatten().to(self.inputs.device)
             chosen = self._members
-        elif self._planned is not None and self._at is not None:
-            chosen = {int(self.groups[0]): self._planned.index_select(0, self._at)[0]}
-            self._at += 1
         else:
-            rows = self._rows(size)
+            rows = self.rows(size)
             groups = self.groups[rows]
             chosen = {g: rows[groups == g].to(self.inputs.device) for g in groups.unique().tolist()}
         for group, members in chosen.items():
@@ -95,7 +82,7 @@ class ExampleStore:
         """`size` examples without replacement, whatever their groups, and the group of the first of them."""
         assert self.inputs is not None
         assert self.targets is not None
-        rows = self._rows(size)
+        rows = self.rows(size)
         there = rows.to(self.inputs.device)
         return self.inputs.index_select(0, there), self.targets.index_select(0, there), int(self.groups[rows[0]])
 

@@ -46,10 +46,6 @@ class Replay(Baseline):
             if r is not None:
                 t.grad = r * (m / (n + m)) if t.grad is None else t.grad.add_(r, alpha=m / (n + m))
 
-    def plan(self, steps: int) -> None:
-        """See `Baseline`."""
-        self.store.plan(steps, self.batch)
-
     def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
         """Offer every example of the task to the reservoir once."""
         generator = self.store.generator("reservoir", self.seen)

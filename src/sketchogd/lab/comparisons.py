@@ -115,6 +115,7 @@ def _at_budget(name: str, benchmark: str, budget: int) -> list[Method]:
         return [method(name, every=1, **settings)]
     if name in ("pca-ogd", "random-ogd") or name in FEWEST_VECTORS:
         settings |= {"samples": sizes.pca[0]} if name == "pca-ogd" else {}
+        settings |= TUNED_SKETCH.get(benchmark, {}) if name == "sketchogd" else {}
         fewest = FEWEST_VECTORS.get(name, tasks)
         if (fewest + 1) * 4 * p > budget:
             return []

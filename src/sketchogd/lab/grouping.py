@@ -8,13 +8,16 @@ from sketchogd.lab import records
 from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.methods import KINDS, method
 
+BLOCK = 50
+"""Steps that are taken at once where no run projects more often."""
+
 
 def groups(configs: Sequence[RunConfig], most: int, room: int | None = None) -> list[list[RunConfig]]:
     """The configs in groups of at most `most` that can be trained side by side; the order is kept within a group.
 
-    Runs share a group if they differ in seed and method only and project equally often. Methods that never project but
-    act at every step, such as replay, are a group of their own; plain training joins the first group there is. `room`
-    limits the bytes that the methods of a group are expected to keep.
+    Runs share a group if they differ in seed and method only and project equally often, or all after multiples of
+    `BLOCK` steps. Methods that never project but act at every step, such as replay, are a group of their own; plain
+    training joins the first group there is. `room` limits the bytes that the methods of a group are expected to keep.
     """
     found: dict[Any, list[RunConfig]] = {}
     idle: dict[Any, list[RunConfig]] = {}
@@ -27,7 +30,8 @@ def groups(configs: Sequence[RunConfig], most: int, room: int | None = None) -> 
         if config.method.name == "sgd":
             idle.setdefault(key, []).append(config)
         else:
-            found.setdefault((key, config.method.every if projects(config) else 0), []).append(config)
+            every = config.method.every if projects(config) else 0
+            found.setdefault((key, every if every % BLOCK else min(every, BLOCK)), []).append(config)
     for key, members in idle.items():
         home = next((name for name in found if name[0] == key), (key, 0))
         found.setdefault(home, [])[:0] = members
@@ -74,8 +78,10 @@ def _expected_bytes(config: RunConfig) -> int:
 
 
 def _joins(config: RunConfig) -> bool:
-    """Whether a run can be one of a group: normalisation must not depend on the batch, nor shapes on the draw."""
+    """Whether a run can be one of a group: normalisation must not depend on the batch, nor what is run on the draw."""
+    if config.method.name == "a-gem-published":
+        return False
     if config.benchmark != "split-cifar100":
         return True
     plain = config.training.optimizer == "sgd" and config.training.eval_after_first_step
-    return plain and "conv*" in config.training.frozen and config.method.name not in ("replay", "a-gem-published")
+    return plain and "conv*" in config.training.frozen

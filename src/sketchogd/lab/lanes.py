@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sketchogd.baselines import AGEM, Baseline
+from sketchogd.baselines import Baseline
 from sketchogd.lab import records
 from sketchogd.lab.configs import RunConfig
+from sketchogd.lab.recalling import recalls_examples
 from sketchogd.lab.tasks import Pair, Stream
 
 
@@ -36,7 +37,7 @@ class Lane:
     def __post_init__(self) -> None:
         kind = type(self.learner)
         acts = kind.before_step is not Baseline.before_step or kind.after_step is not Baseline.after_step
-        self.hooked = acts and kind is not AGEM
+        self.hooked = acts and not recalls_examples(self.learner)
 
 
 @dataclass(eq=False)

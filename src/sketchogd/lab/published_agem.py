@@ -36,6 +36,3 @@ class PublishedAGEM(AGEM):
             if all(parameter is not other for other in self.body):
                 parameter.grad = None
         project_on_half_space_(self.body, reference)
-
-    def plan(self, steps: int) -> None:
-        """Nothing: the head is another one at each step, so that steps cannot be planned."""

@@ -2,15 +2,16 @@
 
 A small network's step is mostly the cost of asking for it. Here S runs of the same benchmark and training, with any
 seeds and methods, share the asking: every parameter is one tensor (S, …), a run's own model has views into it, and a
-step is one forward pass and one backward pass under `vmap`. On a GPU the steps between two projections, with the
-projections, are captured in a CUDA graph once a task and replayed. Everything else (remembering, evaluating, records)
-is done for each run by the code that does it for a single one, and every random choice is the same, so a run comes out
-as `train.run` would give it, up to rounding.
+step is one forward pass and one backward pass, written out (`stacked`). On a GPU the steps between two projections,
+with the projections, are captured in a CUDA graph once a task and replayed. Everything else (remembering, evaluating,
+records) is done for each run by the code that does it for a single one, and every random choice is the same, so a run
+comes out as `train.run` would give it, up to rounding.
 
 Letters: S runs, b examples in a batch, n examples of a task, T tasks.
 """
 
 import contextlib
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,30 +22,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from sketchogd.baselines import AGEM, Baseline
+from sketchogd.baselines import Baseline
 from sketchogd.baselines.examples import bytes_of_example
 from sketchogd.lab import metrics, models, records, train
 from sketchogd.lab.configs import RunConfig, make_optimizer, model_for, stream_of
-from sketchogd.lab.grouping import projects
+from sketchogd.lab.grouping import BLOCK, projects
 from sketchogd.lab.lanes import Data, Lane
 from sketchogd.lab.methods import Setup, build
-from sketchogd.lab.stacked import (
-    Step,
-    batched_logits,
-    project_on_half_spaces_,
-    stacked,
-    stacked_optimizer,
-    written_out,
-)
-
-BLOCK = 50
-"""Steps in a block where nothing is projected."""
+from sketchogd.lab.recalling import Recall, recalls
+from sketchogd.lab.stacked import Backward, gradients, stacked, stacked_optimizer, step_, written_out
 
 LONGEST = 200
 """The most steps of a block, and so of a CUDA graph."""
 
-Block = tuple[int, int, bool]
-"""Steps in a block, examples of its last one, and whether what it did is projected within it."""
+Block = tuple[int, int]
+"""Steps in a block, and examples of its last one."""
 
 
 def run(
@@ -88,9 +80,10 @@ class Group:
     ) -> None:
         first = configs[0]
         self.training, self.device, self.progress = first.training, device, progress
-        self.every = max((c.method.every for c in configs if projects(c)), default=BLOCK)
+        often = min((c.method.every for c in configs if projects(c)), default=BLOCK)
+        self.every = [c.method.every if projects(c) else often for c in configs]
+        self.waiting = [0] * len(configs)
         self.steps = 0
-        self.waiting = 0
         self.spent: dict[str, float] = {}
         self.last: dict[str, float] = {}
         # Streams that do not depend on the seed are one; models with frozen features need one data set a seed.
@@ -116,11 +109,11 @@ class Group:
             blank = np.full((T, T), np.nan)
             self.lanes.append(Lane(config, place, model, learner, unique.index(keys[i]), blank, blank[0].copy()))
         self.offsets = torch.tensor([lane.data for lane in self.lanes], device=device)
-        # A-GEM's extra passes are made for all of its runs at once, what other methods do at a step for one at a time.
-        self.agems = [(s, lane.learner) for s, lane in enumerate(self.lanes) if type(lane.learner) is AGEM]
+        # Stored examples are recalled for all runs at once; what other methods do at a step is done for one at a time.
+        self.recalls: list[Recall] = []
         self.hooked = [(s, lane) for s, lane in enumerate(self.lanes) if lane.hooked]
+        self.backward: Backward
         self.branches: dict[int, Any] = {}
-        self.indices: dict[tuple[int, ...], Tensor] = {}
         self.columns = torch.arange(self.training.batch, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.loss = torch.zeros(len(self.lanes), device=device)
@@ -173,7 +166,8 @@ class Group:
         self.data.load(t, self._features() if frozen and t else None)
         order: Tensor | None = None
         graphs: dict[Block, Any] = {}
-        self.waiting = 0
+        self.waiting = [0] * len(self.lanes)
+        self.recalls = recalls([(s, lane.learner) for s, lane in enumerate(self.lanes)], self.device)
         for epoch in range(epochs):
             drawn = [
                 torch.randperm(self.data.n, generator=train.generator(lane.config.seed, "order", t, epoch))
@@ -184,32 +178,34 @@ class Group:
             self.at.zero_()
             self.loss.zero_()
             per_epoch = -(-self.data.n // self.training.batch)
-            for lane in self.lanes:
-                lane.learner.plan(per_epoch)
+            for recall in self.recalls:
+                recall.plan(per_epoch)
             with self._measuring("train"):
                 done = 0
                 if frozen and self.steps == 0:
                     done = self._first_step(order)
                 self._tell(t * epochs + epoch, f"task {t + 1} of {T}")
                 self._steps(order, graphs, done, per_epoch)
+                for recall in self.recalls if epoch + 1 < epochs else ():
+                    recall.draw_ahead(per_epoch)
             self._record(t, epoch, per_epoch)
 
     def _steps(self, order: Tensor, graphs: dict[Block, Any], done: int, steps: int) -> None:
-        """The steps `done` … of an epoch, in blocks; the joint displacement of `every` steps is projected.
+        """The steps `done` … of an epoch, in blocks; of each run the joint displacement of `every` steps is projected.
 
-        A block that has them all is captured with its projection. Where they are more than `LONGEST`, or an epoch ends
-        before, there are several blocks, with the projection after the last of them, outside.
+        A block that has them all is captured with its projection. Where they are more than `LONGEST` or than another
+        run waits for, or an epoch ends before, there are several blocks, with the projection after the last, outside.
         """
         b = self.training.batch
+        self.backward = written_out(self.lanes[0].model, self.stack.trained, self.data.x.ndim == 2)
         while done < steps:
-            count = min(self.every - self.waiting, steps - done, LONGEST)
+            count = min(*map(operator.sub, self.every, self.waiting), steps - done, LONGEST)
             last = b if done + count < steps else self.data.n - (steps - 1) * b
-            if count == self.every:
-                self._run((count, last, True), order, graphs)
-            else:
-                self.waiting = (self.waiting + count) % self.every
-                with self._joint(count, more=self.waiting > 0):
-                    self._run((count, last, False), order, graphs)
+            after = [s for s, every in enumerate(self.every) if every != count]
+            for s in after:
+                self.waiting[s] = (self.waiting[s] + count) % self.every[s]
+            with self._joint(count, after):
+                self._run((count, last), order, graphs)
             done += count
             self.steps += count
 
@@ -227,38 +223,36 @@ class Group:
             if self.device.type == "cuda":
                 graphs[block] = None
 
-    def _block(self, order: Tensor, count: int, last: int, projected: bool) -> None:
-        """Steps on `count` batches, the last of which has `last` examples, and the projection of what they did."""
-        other = self.hooked or self.agems or self.training.optimizer != "sgd"
-        features = self.data.x.ndim == 2
-        plain_step_ = None if other else written_out(self.lanes[0].model, self.stack.trained, features)
-        with self._joint(count) if projected else contextlib.nullcontext():
+    def _block(self, order: Tensor, count: int, last: int) -> None:
+        """Steps on `count` batches, the last of which has `last` examples; runs that wait for so many project them."""
+        with self._joint(count, [s for s, every in enumerate(self.every) if every == count]):
             for i in range(count):
-                self._step(order, last if i + 1 == count else self.training.batch, plain_step_)
+                self._step(order, last if i + 1 == count else self.training.batch)
 
     @contextlib.contextmanager
-    def _joint(self, count: int, more: bool = False) -> Iterator[None]:
+    def _joint(self, count: int, lanes: Sequence[int]) -> Iterator[None]:
         with contextlib.ExitStack() as joint:
-            for lane in self.lanes:
-                joint.enter_context(lane.learner.joint(count, more))
+            for s in lanes:
+                joint.enter_context(self.lanes[s].learner.joint(count, more=self.waiting[s] > 0))
             yield
 
-    def _step(self, order: Tensor, b: int, plain_step_: Step | None) -> None:
+    def _step(self, order: Tensor, b: int) -> None:
         """One step of every run, on the b examples that are next in its order."""
         rows = order.index_select(1, self.at * self.training.batch + self.columns[:b])
         x, y = self.data.x[rows], self.data.y[rows]
-        net, leaves = self.lanes[0].model, self.stack.trained
-        extra = bool(self.hooked or self.agems)
-        if plain_step_ is not None:
-            self.loss += plain_step_(net, {**self.stack.fixed, **leaves}, x, y, self.training.lr)
+        net, leaves, weights, backward = self.lanes[0].model, self.stack.trained, self.stack.weights, self.backward
+        others = bool(self.hooked or self.recalls)
+        if not others and self.training.optimizer == "sgd":
+            self.loss += step_(backward, net, weights, x, y, self.training.lr)
             self.at += 1
             return
-        logits = batched_logits(net, {**self.stack.fixed, **leaves}, x)
-        losses = cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
-        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
-        for leaf, gradient in zip(leaves.values(), gradients, strict=True):
-            leaf.grad = gradient if gradient is not None or not extra else torch.zeros_like(leaf)
-        self._half_spaces()
+        losses, found = gradients(backward, net, weights, x, y)
+        if others:
+            found |= {name: torch.zeros_like(leaf) for name, leaf in leaves.items() if name not in found}
+        for recall in self.recalls:
+            recall.change_(found, self.at, b, backward, net, weights)
+        for name, leaf in leaves.items():
+            leaf.grad = found.get(name)
         with self._own_streams() as own:
             for s, lane in self.hooked:
                 with own(s):
@@ -269,34 +263,8 @@ class Group:
             for s, lane in self.hooked:
                 with own(s):
                     lane.learner.after_step()
-        self.loss += losses.detach()
+        self.loss += losses
         self.at += 1
-
-    def _half_spaces(self) -> None:
-        """What `AGEM.before_step` does, in one pass for all runs that draw equally many examples of the same heads."""
-        drawn: dict[Any, list[tuple[int, list[Any]]]] = {}
-        for s, learner in self.agems:
-            if len(learner.store):
-                parts = list(learner.store.draw(learner.batch))
-                drawn.setdefault(tuple((head, len(y)) for _, y, head in parts), []).append((s, parts))
-        net, leaves = self.lanes[0].model, self.stack.trained
-        for key, members in drawn.items():
-            lanes = tuple(s for s, _ in members)
-            if lanes not in self.indices:  # never inside a graph: the first block of a kind is taken eagerly
-                self.indices[lanes] = torch.tensor(lanes, device=self.device)
-            which = self.indices[lanes]
-            fixed = {name: t.index_select(0, which) for name, t in self.stack.fixed.items()}
-            weights = {name: t.detach().index_select(0, which).requires_grad_() for name, t in leaves.items()}
-            n = sum(size for _, size in key)
-            total = torch.zeros((), device=self.device)
-            for i, (head, _) in enumerate(key):
-                x, y = (torch.stack([parts[i][j] for _, parts in members]) for j in (0, 1))
-                train.use_head(net, head)
-                logits = batched_logits(net, {**fixed, **weights}, x)
-                total = total + cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum") / n
-            train.use_head(net, self.head)
-            reference = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
-            project_on_half_spaces_([leaf.grad for leaf in leaves.values()], which, reference)  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _own_streams(self) -> Iterator[Callable[[int], contextlib.AbstractContextManager[Any]]]:

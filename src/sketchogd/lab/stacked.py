@@ -1,4 +1,4 @@
-"""Weights side by side: the parameters of S equal models as one tensor (S, …) each, and a step that moves all of them.
+"""Weights side by side: the parameters of S equal models as one tensor (S, …) each, and the passes through all of them.
 
 Letters: S models, b examples in a batch, C logits.
 """
@@ -9,32 +9,38 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from sketchogd.lab.configs import OPTIMIZERS, RunConfig
 from sketchogd.lab.models import LeNet
 
-Step = Callable[[nn.Module, dict[str, Tensor], Tensor, Tensor, float], Tensor]
-"""A step of plain SGD on S models, step_(net, weights, x, y, lr), in place; returns their losses (S,) before it."""
+Heads = tuple[Sequence[int], Tensor]
+"""The output heads that occur in batches of S models, and the place (S, b) of each example's head among them."""
+
+Take = Callable[[str | None, str, Tensor, Tensor | None], None]
+"""Told of a layer, take(weight, bias, δ, a): the names of its weight (or None) and bias, its inputs a (S, b, fan-in),
+and the derivative δ (S, b, fan-out) of the losses by its outputs."""
+
+Backward = Callable[[nn.Module, dict[str, Tensor], Tensor, Tensor, Heads | None, Take], Tensor]
+"""The passes of S models written out, backward(net, weights, x, y, heads, take), without autograd. The losses (S,).
+
+`take` is called for one layer after another, from the last, each when nothing will read its weights again. Without
+`heads` all examples belong to the head that `net` has in use.
+"""
 
 
-def batched_logits(net: nn.Module, state: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Logits (S, b, C) of S models with the weights `state`, each tensor of it (S, …), for their inputs x (S, b, …)."""
-    return vmap(lambda weights, inputs: functional_call(net, weights, (inputs,)))(state, x)
+def written_out(net: nn.Module, trained: Collection[str], features: bool) -> Backward:
+    """The passes of models like `net`, whose parameters `trained` move, on images or flat features.
 
-
-def written_out(net: nn.Module, trained: Collection[str], features: bool) -> Step | None:
-    """The step that is written out for models like `net`, whose parameters `trained` move, on images or flat features.
-
-    The same as a backward pass through `batched_logits` and a step of torch.optim.SGD, with half as many kernels, and
-    no gradient is ever stored: with δ (S, b, fan-out) for each layer, W −= lr δᵀ a is one product. None if there is no
-    such step.
+    Raises:
+        ValueError: passes of such models are not written out; they cannot be trained side by side.
     """
     still = [name for name, _ in net.named_parameters() if name not in trained]
     if is_chain(net) and not still:
-        return chain_step_
+        return chain_passes
     on_features = isinstance(net, LeNet) and not net.training and features
-    return features_step_ if on_features and all(name.startswith("conv") for name in still) else None
+    if on_features and all(name.startswith("conv") for name in still):
+        return features_passes
+    raise ValueError(f"{type(net).__name__} with {', '.join(still) or 'nothing'} frozen cannot be trained side by side")
 
 
 def is_chain(net: nn.Module) -> bool:
@@ -44,40 +50,81 @@ def is_chain(net: nn.Module) -> bool:
     return kinds == [nn.Flatten, *linear]
 
 
-@torch.no_grad()
-def chain_step_(net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, lr: float) -> Tensor:
-    """A `Step` of chains (see `is_chain`)."""
-    layers = [(weights[f"{n}.weight"], weights[f"{n}.bias"]) for n, m in net.named_children() if type(m) is nn.Linear]
+def chain_passes(
+    net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, heads: Heads | None, take: Take
+) -> Tensor:
+    """`Backward` of chains (see `is_chain`), which have one head."""
+    layers = [name for name, module in net.named_children() if type(module) is nn.Linear]
     a, inputs = x.flatten(2), []
-    for i, (W, bias) in enumerate(layers):
+    for name in layers:
         inputs.append(a)
-        a = _linear(a, W, bias)
-        a = a.relu_() if i + 1 < len(layers) else a
+        a = _linear(a, weights[f"{name}.weight"], weights[f"{name}.bias"])
+        a = a.relu_() if name != layers[-1] else a
     losses, delta = _losses_and_delta(a, y)
-    for i, (W, bias) in reversed(list(enumerate(layers))):
-        below = torch.bmm(delta, W).mul_(inputs[i] > 0) if i else delta
-        _descend_(W, bias, delta, inputs[i], lr)
+    for i, name in reversed(list(enumerate(layers))):
+        below = torch.bmm(delta, weights[f"{name}.weight"]).mul_(inputs[i] > 0) if i else delta
+        take(f"{name}.weight", f"{name}.bias", delta, inputs[i])
         delta = below
     return losses
 
 
-@torch.no_grad()
-def features_step_(net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, lr: float) -> Tensor:
-    """A `Step` of LeNets in evaluation mode on the features x (S, b, 3200) of their frozen convolutions."""
+def features_passes(
+    net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, heads: Heads | None, take: Take
+) -> Tensor:
+    """`Backward` of LeNets in evaluation mode on the features x (S, b, 3200) of their frozen convolutions."""
     assert isinstance(net, LeNet)
-    W, bias, scale, shift = (weights[f"wide{name}"] for name in (".weight", ".bias", "_norm.weight", "_norm.bias"))
+    used, place = heads or ([net.head], None)
+    scale, shift = (weights[f"wide_norm.{name}"].unsqueeze(1) for name in ("weight", "bias"))
     mean, variance = (weights[f"wide_norm.running_{name}"].unsqueeze(1) for name in ("mean", "var"))
-    head, head_bias = (weights[f"heads.{net.head}.{name}"] for name in ("weight", "bias"))
+    head, head_bias = (torch.cat([weights[f"heads.{h}.{name}"] for h in used], 1) for name in ("weight", "bias"))
     inverse = (variance + net.wide_norm.eps).rsqrt_()
-    normal = _linear(x, W, bias).sub_(mean).mul_(inverse)
-    a = torch.addcmul(shift.unsqueeze(1), normal, scale.unsqueeze(1)).relu_()
-    losses, delta = _losses_and_delta(_linear(a, head, head_bias), y)
+    normal = _linear(x, weights["wide.weight"], weights["wide.bias"]).sub_(mean).mul_(inverse)
+    a = torch.addcmul(shift, normal, scale).relu_()
+    logits = _linear(a, head, head_bias)
+    if place is None:
+        losses, delta = _losses_and_delta(logits, y)
+    else:
+        of_heads = logits.unflatten(-1, (len(used), -1))
+        own = place[..., None, None].expand(*place.shape, 1, of_heads.shape[-1])
+        losses, delta_of_own = _losses_and_delta(of_heads.gather(2, own).squeeze(2), y)
+        delta = torch.zeros_like(of_heads).scatter_(2, own, delta_of_own.unsqueeze(2)).flatten(2)
     below = torch.bmm(delta, head).mul_(a > 0)
-    _descend_(head, head_bias, delta, a, lr)
-    _descend_(W, bias, below * (inverse * scale.unsqueeze(1)), x, lr)
-    scale.sub_(normal.mul_(below).sum(1), alpha=lr)
-    shift.sub_(below.sum(1), alpha=lr)
+    for h, of_head in zip(used, delta.chunk(len(used), -1), strict=True):
+        take(f"heads.{h}.weight", f"heads.{h}.bias", of_head, a)
+    take("wide.weight", "wide.bias", below * (inverse * scale), x)
+    take(None, "wide_norm.weight", normal.mul_(below), None)
+    take(None, "wide_norm.bias", below, None)
     return losses
+
+
+@torch.no_grad()
+def step_(backward: Backward, net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, lr: float) -> Tensor:
+    """A step of plain SGD on S models, in place; returns their losses (S,) before it.
+
+    The same as that of torch.optim.SGD, but no gradient is ever stored: W −= lr δᵀ a is one product.
+    """
+
+    def descend(weight: str | None, bias: str, delta: Tensor, a: Tensor | None) -> None:
+        if weight is not None and a is not None:
+            weights[weight].baddbmm_(delta.transpose(1, 2), a, alpha=-lr)
+        weights[bias].sub_(delta.sum(1), alpha=lr)
+
+    return backward(net, weights, x, y, None, descend)
+
+
+@torch.no_grad()
+def gradients(
+    backward: Backward, net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, heads: Heads | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The losses (S,) of S models, means over their batches, and the gradients (S, …) of all parameters they reach."""
+    found = {}
+
+    def keep(weight: str | None, bias: str, delta: Tensor, a: Tensor | None) -> None:
+        if weight is not None and a is not None:
+            found[weight] = torch.bmm(delta.transpose(1, 2), a)
+        found[bias] = delta.sum(1)
+
+    return backward(net, weights, x, y, heads, keep), found
 
 
 def _linear(a: Tensor, W: Tensor, bias: Tensor) -> Tensor:
@@ -92,29 +139,12 @@ def _losses_and_delta(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return losses, delta
 
 
-def _descend_(W: Tensor, bias: Tensor, delta: Tensor, a: Tensor, lr: float) -> None:
-    """Move a linear layer with inputs a (S, b, fan-in) along the derivative by its outputs, delta (S, b, fan-out)."""
-    W.baddbmm_(delta.transpose(1, 2), a, alpha=-lr)
-    bias.sub_(delta.sum(1), alpha=lr)
-
-
-@torch.no_grad()
-def project_on_half_spaces_(gradients: Sequence[Tensor], which: Tensor, reference: Sequence[Tensor | None]) -> None:
-    """`agem.project_on_half_space_` for the models `which` (n,) of S, in place; `reference` has theirs only, (n, …)."""
-    pairs = [(g, r) for g, r in zip(gradients, reference, strict=True) if r is not None]
-    product = torch.stack([(g.index_select(0, which) * r).flatten(1).sum(1) for g, r in pairs]).sum(0)
-    size = torch.stack([r.square().flatten(1).sum(1) for _, r in pairs]).sum(0)
-    factor = product.clamp(max=0.0) / size.clamp_min(torch.finfo(size.dtype).tiny)
-    for g, r in pairs:
-        g.index_add_(0, which, r * -factor.view(-1, *[1] * (r.ndim - 1)))
-
-
 @dataclass(eq=False)
 class Stack:
-    """Every parameter and buffer of S models as one tensor (S, …): `trained` are leaves, `fixed` the rest."""
+    """Every parameter and buffer of S models as one tensor (S, …) in `weights`; `trained` are leaves in their place."""
 
     trained: dict[str, Tensor]
-    fixed: dict[str, Tensor]
+    weights: dict[str, Tensor]
 
     def lend_gradients(self, s: int, model: nn.Module) -> None:
         """Give model s views of its own gradients, to be changed in place."""
@@ -126,16 +156,15 @@ class Stack:
 
 def stacked(nets: Sequence[nn.Module]) -> Stack:
     """Stack the weights of equal models, which then have views into the stack instead of tensors of their own."""
-    trained, fixed = {}, {}
+    trained, weights = {}, {}
     for name, first in itertools.chain(nets[0].named_parameters(), nets[0].named_buffers()):
         whole = torch.stack([_named(net)[name].detach() for net in nets])
         for s, net in enumerate(nets):
             _named(net)[name].data = whole[s]
+        weights[name] = whole
         if isinstance(first, nn.Parameter) and first.requires_grad:
-            trained[name] = whole.requires_grad_()
-        else:
-            fixed[name] = whole
-    return Stack(trained, fixed)
+            trained[name] = whole.detach().requires_grad_()
+    return Stack(trained, weights)
 
 
 def _named(net: nn.Module) -> dict[str, Tensor]:

@@ -1,0 +1,94 @@
+"""What A-GEM and replay do at a step, for many runs at once: draw stored examples, and change gradients by theirs.
+
+Letters: R runs of a group that draw equally many examples, m; N examples that they keep, all together.
+"""
+
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from sketchogd.baselines import AGEM, Baseline, Replay
+from sketchogd.lab.stacked import Backward, gradients
+
+Learner = AGEM | Replay
+Weights = dict[str, Tensor]
+
+
+class Recall:
+    """The examples of R runs: inputs (N, …), targets (N,), the places of their heads (N,), and the next draws."""
+
+    def __init__(self, members: Sequence[tuple[int, Learner]], device: torch.device) -> None:
+        self.stores = [learner.store for _, learner in members]
+        self.learner = members[0][1]
+        self.which = torch.tensor([s for s, _ in members], device=device)
+        self.inputs = torch.cat([store.tensors()["inputs"] for store in self.stores])
+        self.targets = torch.cat([store.tensors()["targets"] for store in self.stores])
+        heads, places = torch.cat([store.groups for store in self.stores]).unique(return_inverse=True)
+        self.heads, self.places = heads.tolist(), places.to(device)
+        sizes = torch.tensor([len(store) for store in self.stores])
+        self.starts = (sizes.cumsum(0) - sizes).view(-1, 1, 1)
+        self.rows = torch.zeros(len(members), 0, 0, dtype=torch.int64, device=device)
+        self._ahead: Tensor | None = None
+
+    def draw_ahead(self, steps: int) -> None:
+        """Draw the batches of the `steps` steps after the planned ones now, while a GPU is busy with those."""
+        drawn = [torch.stack([store.rows(self.learner.batch) for _ in range(steps)]) for store in self.stores]
+        self._ahead = torch.stack(drawn) + self.starts
+
+    def plan(self, steps: int) -> None:
+        """Have the batches of the next `steps` steps on the device: rows (R, steps, m)."""
+        if self._ahead is None:
+            self.draw_ahead(steps)
+        rows, self._ahead = self._ahead, None
+        assert rows is not None
+        if self.rows.shape == rows.shape:
+            self.rows.copy_(rows)  # a graph reads them where they stood when it was captured
+        else:
+            self.rows = rows.to(self.rows.device)
+
+    @torch.no_grad()
+    def change_(self, found: Weights, at: Tensor, b: int, backward: Backward, net: nn.Module, weights: Weights) -> None:
+        """Change the gradients `found` (S, …) of batches of b by those of the stored examples of step `at` (1,)."""
+        rows = self.rows.index_select(1, at).squeeze(1)
+        theirs = {name: t.index_select(0, self.which) for name, t in weights.items()}
+        heads = (self.heads, self.places[rows])
+        _, recalled = gradients(backward, net, theirs, self.inputs[rows], self.targets[rows], heads)
+        if isinstance(self.learner, AGEM):
+            project_on_half_spaces_(found, self.which, recalled)
+        else:
+            average_(found, self.which, recalled, b, rows.shape[1])
+
+
+def recalls(learners: Sequence[tuple[int, Baseline]], device: torch.device) -> list[Recall]:
+    """The runs of a group that keep examples, each with its number, in parts that draw equally many."""
+    parts: dict[tuple[type, int], list[tuple[int, Learner]]] = {}
+    for s, learner in learners:
+        if recalls_examples(learner) and len(learner.store):
+            parts.setdefault((type(learner), min(learner.batch, len(learner.store))), []).append((s, learner))
+    return [Recall(members, device) for members in parts.values()]
+
+
+def recalls_examples(learner: Baseline) -> TypeGuard[Learner]:
+    """Whether all that a method does at a step is done here."""
+    return type(learner) in (AGEM, Replay)
+
+
+def project_on_half_spaces_(found: Weights, which: Tensor, recalled: Weights) -> None:
+    """`agem.project_on_half_space_` for the models `which` (R,) of S, in place; `recalled` has theirs only, (R, …)."""
+    g = torch.cat([found[name].flatten(1) for name in recalled], 1).index_select(0, which)
+    r = torch.cat([t.flatten(1) for t in recalled.values()], 1)
+    product, size = (g * r).sum(1), r.square().sum(1)
+    r *= (-product.clamp(max=0.0) / size.clamp_min(torch.finfo(size.dtype).tiny)).unsqueeze(1)
+    for (name, t), change in zip(recalled.items(), r.split([t[0].numel() for t in recalled.values()], 1), strict=True):
+        found[name].index_add_(0, which, change.reshape(t.shape))
+
+
+def average_(found: Weights, which: Tensor, recalled: Weights, n: int, m: int) -> None:
+    """(n g + m r) / (n + m) as in `Replay.before_step`, for the models `which` (R,) of S, in place."""
+    for name, g in found.items():
+        mean = g.index_select(0, which).mul_(n / (n + m))
+        if name in recalled:
+            mean.add_(recalled[name], alpha=m / (n + m))
+        g.index_copy_(0, which, mean)
