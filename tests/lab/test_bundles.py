@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sketchogd.lab import bundles, published, records, report, spectra
+from sketchogd.lab import bundles, evidence, published, records, report, spectra
 from sketchogd.lab.records import RecordError, RunFolder
 
 T, EPOCHS = 10, 30
@@ -126,6 +126,25 @@ def test_unfinished_runs_stay_out(tmp_path: Path) -> None:
     failed.fail(ValueError("no"))
     assert bundles.pack(tmp_path / "runs", tmp_path / "results") == {}
     assert bundles.digests(tmp_path / "results") == set()
+
+
+def test_of_a_run_that_diverged_the_error_is_kept_until_one_finishes(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "first", "ewc", 0, "ridges", options={"strength": 1000.0})
+    folder.fail(FloatingPointError("the loss of task 2, epoch 1 is nan; lower lr"))
+    (path,) = bundles.pack(tmp_path / "first", tmp_path / "results")
+    (run,) = bundles.read(path)
+    assert (run.status, run.diverged, run.accuracy, run.evaluations()) == ("failed", True, None, [])
+    assert run.record["error"]["message"] == "the loss of task 2, epoch 1 is nan; lower lr"
+    assert bundles.digests(tmp_path / "results") == {run.record["digest"]}
+    found = evidence.Evidence.load(tmp_path / "results")
+    assert found.runs == []
+    assert bundles.pack(tmp_path / "results", tmp_path / "again") == {tmp_path / "again" / "ridges" / path.name: (1, 1)}
+    assert bundles.read(tmp_path / "again" / "ridges" / path.name)[0].record == run.record
+    write_run(tmp_path / "second", "ewc", 0, "ridges", options={"strength": 1000.0})
+    bundles.pack(tmp_path / "second", tmp_path / "results")
+    bundles.pack(tmp_path / "first", tmp_path / "results")  # does not take its place
+    (run,) = bundles.read(path)
+    assert (run.status, run.diverged) == ("finished", False)
 
 
 def test_a_run_is_small(tmp_path: Path) -> None:

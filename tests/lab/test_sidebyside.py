@@ -1,5 +1,7 @@
 """Runs trained side by side come out as single runs do."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -318,6 +320,31 @@ def test_a_grid_trains_together_and_takes_up_checkpoints_alone(tmp_path, monkeyp
     assert sizes == [2]
     assert {u.run for u in updates if u.share == 1.0} == {c.name for c in configs}
     assert [o.status for o in grid.run_grid(configs, tmp_path, together=8)] == ["skipped"] * 3
+
+
+def test_a_group_is_gone_before_the_next_begins(tmp_path, monkeypatch):
+    """Together two groups' sketches may not fit."""
+    alive = []
+    make = sidebyside.Group.__init__
+
+    def watched(group, *arguments):
+        assert [ref() for ref in alive] == [None] * len(alive)
+        alive.append(weakref.ref(group))
+        make(group, *arguments)
+
+    monkeypatch.setattr(sidebyside.Group, "__init__", watched)
+    configs = [
+        RunConfig(
+            "rotated-mnist", method("sketchogd", rank=8, examples=20, every=4), replace(TRAINING, epochs=1), s, **SMALL
+        )
+        for s in range(4)
+    ]
+    gc.disable()  # when it would come by itself depends on chance
+    try:
+        assert [o.status for o in grid.run_grid(configs, tmp_path, together=2)] == ["finished"] * 4
+    finally:
+        gc.enable()
+    assert len(alive) == 2
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

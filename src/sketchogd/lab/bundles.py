@@ -1,9 +1,10 @@
-"""Bundles: the finished runs of one preset on one benchmark as one small JSON file, a line a run.
+"""Bundles: the runs of one preset on one benchmark as one small JSON file, a line a run.
 
 A run folder is some 50 kB to several MB; in a bundle it takes 1 to 3 kB: config, digest, versions, device, timings,
 bytes by kind, results, the accuracy matrix up to its diagonal, and what the figures need: for the first seed of table 1
 the accuracies of the paper's chosen tasks after each epoch, for `spectra` a few hundred singular values. A bundle is
-read as runs again, so whatever takes a folder of runs takes bundles too. `T` tasks.
+read as runs again, so whatever takes a folder of runs takes bundles too. Of a run that diverged a bundle has the error,
+so that nobody tries again; what failed for other reasons is not in bundles. `T` tasks.
 """
 
 import json
@@ -29,10 +30,10 @@ CURVED = ("table1", "curves")
 
 
 def pack(source: str | Path, out: str | Path) -> dict[Path, tuple[int, int]]:
-    """Add the finished runs below `source` (folders or bundles) to the bundles OUT/PRESET/BENCHMARK.json.
+    """Add the runs below `source` (folders or bundles) that finished or diverged to bundles OUT/PRESET/BENCHMARK.json.
 
-    A run whose config is in a bundle already replaces the one there; all others stay. Runs without a preset go to
-    OUT/runs. One process at a time.
+    A finished run replaces one of the same config that is in the bundle already; all others stay. Runs without a preset
+    go to OUT/runs. One process at a time.
 
     Returns:
         For each bundle written, the number of runs packed into it and the number it now has.
@@ -42,13 +43,14 @@ def pack(source: str | Path, out: str | Path) -> dict[Path, tuple[int, int]]:
     """
     packed: dict[Path, dict[str, dict[str, Any]]] = {}
     for _, run in everything(source):
-        if isinstance(run, Run) and run.status == "finished" and run.complete:
+        if isinstance(run, Run) and ((run.status == "finished" and run.complete) or run.diverged):
             preset, benchmark = run.config.get("preset") or "runs", run.config.get("benchmark", "unnamed")
             packed.setdefault(Path(out) / preset / f"{benchmark}.json", {})[run.record["digest"]] = entry_of(run)
     written = {}
     for path, entries in packed.items():
         before = {entry["digest"]: entry for entry in _read_entries(path)} if path.exists() else {}
-        after = {**before, **entries}
+        new = {digest: entry for digest, entry in entries.items() if digest not in before or "error" not in entry}
+        after = {**before, **new}
         write(path, list(after.values()))
         written[path] = (len(entries), len(after))
     return written
@@ -65,7 +67,6 @@ def write(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
 def entry_of(run: Run) -> dict[str, Any]:
     """A run as a line of a bundle."""
     record = run.record
-    assert run.accuracy is not None
     place = run.path.parts[-2:] if run.path.name.startswith("seed-") else run.path.parts[-1:]
     entry: dict[str, Any] = {
         "name": "/".join(place),
@@ -74,6 +75,11 @@ def entry_of(run: Run) -> dict[str, Any]:
         "versions": {key: value for key, value in (record.get("versions") or {}).items() if key != "platform"},
         "device": record.get("device"),
         "ended": None if record.get("ended") is None else round(record["ended"]),
+    }
+    if run.diverged:
+        return {key: value for key, value in entry.items() if value not in (None, {})} | {"error": record["error"]}
+    assert run.accuracy is not None
+    entry |= {
         "timings": {key: round(value, 2) for key, value in (record.get("timings") or {}).items()},
         "steps": record.get("steps"),
         "parameters": record.get("parameters"),
@@ -203,14 +209,18 @@ def _read_entries(path: Path) -> list[dict[str, Any]]:
         if content["bundle"] != FORMAT:
             raise RecordError(f"{path}: a bundle of format {content['bundle']}; this version reads {FORMAT}")
         entries: list[dict[str, Any]] = content["runs"]
-        if any({"name", "digest", "config", "accuracy"} - entry.keys() for entry in entries):
-            raise RecordError(f"{path}: a run lacks its name, digest, config or accuracy")
+        for entry in entries:
+            if {"name", "digest", "config"} - entry.keys() or not {"accuracy", "error"} & entry.keys():
+                raise RecordError(f"{path}: a run lacks its name, digest, config or accuracy")
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise RecordError(f"{path}: the bundle is damaged: {error}") from error
     return entries
 
 
 def _run(path: Path, entry: dict[str, Any]) -> Run:
+    if "error" in entry:
+        record = {"format": records.FORMAT, "status": "failed", **entry}
+        return Run(path / entry["name"], "failed", entry["config"], record, None, None, list, dict)
     T = len(entry["accuracy"])
     matrix = np.full((T, T), np.nan)
     for i, row in enumerate(entry["accuracy"]):

@@ -29,9 +29,6 @@ ROWS = (
 )
 """The rows of the comparison at equal bytes, in order."""
 
-VARIANTS = ("one-rule", "counted-tuned", "bfloat16-tuned")
-"""Goals with the size of another one and a setting of their own; at equal bytes the other is shown."""
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -64,9 +61,11 @@ class Point:
 
 
 class Evidence:
-    """All finished runs of a folder, by what they are runs of."""
+    """All finished runs of a folder, by what they are runs of, and the settings with which training diverged."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
+        runs = list(runs)
+        self._diverged = {_identity(run.config) for run in runs if run.diverged}
         self.runs = [run for run in runs if run.status == "finished" and run.accuracy is not None]
         self._by_setting: dict[str, list[Run]] = {}
         for run in self.runs:
@@ -106,10 +105,14 @@ class Evidence:
             runs,
         )
 
+    def diverged(self, config: RunConfig) -> bool:
+        """Whether a run of a config was ended by a loss that is not finite."""
+        return _identity(config.record()) in self._diverged
+
     def points(self, benchmark: str) -> list[Point]:
         """Accuracy over bytes on a benchmark: equal-bytes, the goals, table 1, and OGD of table 2."""
         configs = [*presets.equal_bytes([benchmark], seeds=1).runs]
-        configs += [run for run in presets.goals([benchmark], seeds=1).runs if not _variant_only(run)]
+        configs += [run for run in presets.goals([benchmark], seeds=1).runs if _tuned(run)]
         configs += presets.table1([benchmark], seeds=1).runs + presets.table2([benchmark], ["ogd"], seeds=1).runs
         found: dict[str, Point] = {}
         for config in configs:
@@ -129,7 +132,9 @@ def _identity(config: Mapping[str, Any]) -> str:
     return json.dumps({key: value for key, value in config.items() if key not in FREE}, sort_keys=True)
 
 
-def _variant_only(config: RunConfig) -> bool:
-    """Whether a run of the goals is there for a variant alone."""
-    keys = {g.key for g in comparisons.goal_list() if (g.benchmark, g.method) == (config.benchmark, config.method)}
-    return keys <= set(VARIANTS)
+def _tuned(config: RunConfig) -> bool:
+    """Whether a run of the goals has what held-out data favours, as all methods have at equal bytes."""
+    goals = [g for g in comparisons.goal_list() if g.benchmark == config.benchmark]
+    keys = {goal.key for goal in goals if goal.method == config.method}
+    better = {goal.key.removesuffix("-tuned") for goal in goals if goal.key.endswith("-tuned")}
+    return bool(keys - {"one-rule"} - better)

@@ -5,6 +5,7 @@ With `together` > 1 runs that differ in seed and method only are trained side by
 work: many times faster for small networks, on a GPU above all, but a piece that is killed begins again.
 """
 
+import gc
 import multiprocessing
 import queue
 import time
@@ -104,10 +105,12 @@ def _room(device: str) -> int | None:
 def _do(work: Work, tell: Listener) -> list[Outcome]:
     """One piece; errors become outcomes. Runs that do not fit into memory together begin again in two halves."""
     configs, root, device, data_folder = work
+    gc.collect()  # a group refers to itself, so that the last one's sketches would still take memory
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
     outcomes, too_much = _attempt(work, tell)
     if not too_much:
         return outcomes
-    torch.cuda.empty_cache()
     half = len(configs) // 2
     parts = configs[:half], configs[half:]
     return [outcome for part in parts for outcome in _do((part, root, device, data_folder), tell)]

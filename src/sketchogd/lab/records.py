@@ -78,6 +78,11 @@ class Run:
             return False
         return bool(np.isfinite(A[np.tril_indices(len(A))]).all())
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the run was ended by a loss that is not finite: its settings fail, and would fail again."""
+        return self.status == "failed" and (self.record.get("error") or {}).get("type") == "FloatingPointError"
+
 
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     """What a run's numbers may depend on beside its config: versions, machine, device and threads."""

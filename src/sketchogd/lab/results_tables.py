@@ -261,11 +261,8 @@ def tuning_tables(found: Evidence) -> list[str]:
     for method, options in comparisons.TUNED_OPTIONS.items():
         rows = []
         for benchmark in published.BENCHMARKS:
-            tried = {
-                " / ".join(_option(run.method, option) for option in options): cell
-                for run in runs
-                if (run.benchmark, run.method.name) == (benchmark, method) and (cell := found.cell(run))
-            }
+            asked = [run for run in runs if (run.benchmark, run.method.name) == (benchmark, method)]
+            tried = {_told(run.method): cell for run in asked if (cell := found.cell(run))}
             if not tried:
                 continue
             best = max(tried, key=lambda value: tried[value].accuracy.mean)
@@ -273,10 +270,10 @@ def tuning_tables(found: Evidence) -> list[str]:
                 f"{value}: {f'**{cell.accuracy.mean:.3f}**' if value == best else f'{cell.accuracy.mean:.3f}'}"
                 for value, cell in tried.items()
             ]
+            scores += [f"{_told(run.method)}: diverged" for run in asked if found.diverged(run)]
             own = TUNED_SKETCH.get(benchmark, {}) if method == "sketchogd" else {}
             used = presets.default_method(method, benchmark, **own)
-            chosen = " / ".join(_option(used, option) for option in options)
-            rows.append([published.BENCHMARKS[benchmark], ", ".join(scores), chosen])
+            rows.append([published.BENCHMARKS[benchmark], ", ".join(scores), _told(used)])
         if rows:
             lines += [
                 *table([f"{title(method)}, {' / '.join(options)}", "held-out accuracy by value", "used"], rows),
@@ -285,10 +282,11 @@ def tuning_tables(found: Evidence) -> list[str]:
     return lines
 
 
-def _option(settings: Method, name: str) -> str:
-    """What a method was told, as text: the steps between projections, or one of its options."""
+def _told(settings: Method) -> str:
+    """What a method was told of all that is tuned for it, as text."""
     known = {"every": settings.every, **KINDS[settings.name].later, **settings.options}
-    return "usual" if known[name] is None else f"{known[name]:g}"
+    chosen = [known[name] for name in comparisons.TUNED_OPTIONS[settings.name]]
+    return " / ".join("usual" if value is None else f"{value:g}" for value in chosen)
 
 
 def ablation_table(found: Evidence, name: str) -> list[str]:

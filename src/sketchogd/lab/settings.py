@@ -71,11 +71,15 @@ TUNED: dict[str, dict[str, dict[str, Any]]] = {
         "rotated-mnist": {"strength": 1.0, "damping": 0.015},
         "permuted-mnist": {"strength": 1.0, "damping": 0.015},
         "split-mnist": {"strength": 4.0, "damping": 0.05},
-        "split-cifar100": {"strength": 1.0},
+        "split-cifar100": {"strength": 1.0, "damping": 0.015},
     },
-    "gpm": {"rotated-mnist": {"energy": 0.97}, "permuted-mnist": {"energy": 0.97}},
+    "gpm": {
+        "rotated-mnist": {"energy": 0.97},
+        "permuted-mnist": {"energy": 0.97},
+        "split-cifar100": {"energy": 0.9},
+    },
     "ewc": {"split-mnist": {"strength": 1000.0}},
-    "si": {"split-mnist": {"strength": 100.0}},
+    "si": {"permuted-mnist": {"strength": 10.0, "damping": 1.0}, "split-mnist": {"strength": 100.0}},
 }
 """Options by method and benchmark where the usual ones are not the best; chosen by `sketchogd reproduce ridges`."""
 
