@@ -179,6 +179,11 @@ def test_equal_bytes_take_the_largest_run_that_fits_and_say_who_wins(results: Pa
     assert layers[4:9] == ["0.912"] * 5
     assert "A baseline that keeps raw data is ahead of the best of ours at 2 MB (Replay 0.950, ours 0.912)" in text
     assert "No baseline that keeps no raw data is ahead" in text
+    (missing,) = [line for line in text.splitlines() if line.startswith("* Sizes that have not been run:")]
+    asked = [run.method.name for run in presets.equal_bytes(["split-mnist"]).runs]
+    left = [name for name in asked if name not in ("replay", "gpm")]
+    assert "A-GEM" in missing
+    assert sum(map(int, re.findall(r" (\d+)[,.]", missing))) == len(left)
 
 
 def test_an_offloaded_sketch_counts_by_its_device_in_a_row_of_its_own(results: Path) -> None:

@@ -118,9 +118,13 @@ class Evidence:
         for config in configs:
             cell = self.cell(config)
             if cell is not None:
-                row = HALF if config.method.options.get("offload") else config.method.name
-                found.setdefault(_identity(config.record()), Point(row, cell))
+                found.setdefault(_identity(config.record()), Point(row_of(config), cell))
         return sorted(found.values(), key=lambda point: (ROWS.index(point.row), point.nbytes))
+
+
+def row_of(config: RunConfig) -> str:
+    """Which of `ROWS` a run belongs to."""
+    return HALF if config.method.options.get("offload") else config.method.name
 
 
 def outside(ours: Spread, cell: published.Published) -> bool:

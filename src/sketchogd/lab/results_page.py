@@ -262,7 +262,7 @@ def _equal_bytes(made: Page) -> None:
         made.say(f"### {title}")
         made.say(f"![Accuracy over bytes, {title}](images/results/bytes-{benchmark}.png)")
         made.say(*results_tables.budgets_table(points, benchmark))
-        made.say(*results_tables.who_wins(points, benchmark))
+        made.say(*results_tables.who_wins(points, benchmark), *results_tables.not_run(made.found, benchmark))
         made.note(f"equal-bytes/{benchmark}")
         made.say("<details><summary>Every point, with its bytes</summary>", "", *results_tables.points_table(points))
         made.say("</details>")

@@ -8,7 +8,7 @@ from typing import Any
 
 from sketchogd.lab import ablations, causes, comparisons, evidence, presets, published
 from sketchogd.lab.configs import RunConfig
-from sketchogd.lab.evidence import HALF, OURS, ROWS, Cell, Evidence, Point
+from sketchogd.lab.evidence import HALF, OURS, ROWS, Cell, Evidence, Point, row_of
 from sketchogd.lab.methods import KINDS, Method
 from sketchogd.lab.metrics import Spread, welch_p
 from sketchogd.lab.settings import PAPER_BYTES, TUNED_SKETCH, training_for
@@ -211,6 +211,15 @@ def who_wins(points: Sequence[Point], benchmark: str) -> list[str]:
         elif any((p.row in published.KEEPS_EXAMPLES) == raw for p in points if p.row not in (*OURS, "sgd")):
             lines.append(f"* No baseline {words} is ahead of the best of ours at any of these budgets.")
     return lines
+
+
+def not_run(found: Evidence, benchmark: str) -> list[str]:
+    """A sentence about the sizes that equal bytes asks for and nobody has run: what is said above is without them."""
+    sizes: dict[str, list[bool]] = {}
+    for run in presets.equal_bytes([benchmark], seeds=1).runs:
+        sizes.setdefault(row_of(run), []).append(found.cell(run) is not None)
+    missing = [f"{title(row)} {known.count(False)}" for row, known in sizes.items() if not all(known)]
+    return [f"* Sizes that have not been run: {', '.join(missing)}."] if missing else []
 
 
 def points_table(points: Sequence[Point]) -> list[str]:
