@@ -250,24 +250,25 @@ def test_draws_are_uniform_without_replacement_and_follow_from_seed_and_number(n
 
 
 def test_a_recall_draws_what_single_runs_would():
-    def member(seed, kept):
+    def member(seed, kept, batch):
         net = models.mlp(4, (3,), 2)
-        learner = AGEM(net, lambda x, y, group: cross_entropy(net(x), y), per_task=kept, batch=4, seed=seed)
+        learner = AGEM(net, lambda x, y, group: cross_entropy(net(x), y), per_task=kept, batch=batch, seed=seed)
         learner.end_task(torch.randn(30, 1, 4), torch.arange(30) % 2)
         return learner
 
-    learners, twins = ([member(seed, kept) for seed, kept in ((0, 20), (1, 9), (2, 3))] for _ in range(2))
+    settings = [(0, 20, 4), (1, 4, 9), (2, 3, 4)]
+    learners, twins = ([member(*each) for each in settings] for _ in range(2))
     for learner, twin in zip(learners, twins, strict=True):
         twin.store.load_state_dict(learner.store.state_dict(), lambda t: t)
     several, one = recalling.recalls(list(enumerate(learners)), torch.device("cpu"))
     assert several.which.tolist() == [0, 1]
-    assert one.which.tolist() == [2]  # it has but three examples
+    assert one.which.tolist() == [2]  # it has but three examples, and the one before four
     for recall, theirs in ((several, twins[:2]), (one, twins[2:])):
         for steps in (3, 3, 2):
             recall.plan(steps)
             for at in range(steps):
                 for row, twin in zip(recall.rows[:, at], theirs, strict=True):
-                    ((x, y, _),) = twin.store.draw(4)
+                    ((x, y, _),) = twin.store.draw(twin.batch)
                     assert torch.equal(recall.inputs[row], x)
                     assert torch.equal(recall.targets[row], y)
 

@@ -19,9 +19,10 @@ Weights = dict[str, Tensor]
 class Recall:
     """The examples of R runs: inputs (N, …), targets (N,), the places of their heads (N,), and the next draws."""
 
-    def __init__(self, members: Sequence[tuple[int, Learner]], device: torch.device) -> None:
+    def __init__(self, members: Sequence[tuple[int, Learner]], m: int, device: torch.device) -> None:
         self.stores = [learner.store for _, learner in members]
-        self.learner = members[0][1]
+        self.m = m
+        self.projects = isinstance(members[0][1], AGEM)
         self.which = torch.tensor([s for s, _ in members], device=device)
         self.inputs = torch.cat([store.tensors()["inputs"] for store in self.stores])
         self.targets = torch.cat([store.tensors()["targets"] for store in self.stores])
@@ -34,7 +35,7 @@ class Recall:
 
     def draw_ahead(self, steps: int) -> None:
         """Draw the batches of the `steps` steps after the planned ones now, while a GPU is busy with those."""
-        drawn = [torch.stack([store.rows(self.learner.batch) for _ in range(steps)]) for store in self.stores]
+        drawn = [torch.stack([store.rows(self.m) for _ in range(steps)]) for store in self.stores]
         self._ahead = torch.stack(drawn) + self.starts
 
     def plan(self, steps: int) -> None:
@@ -55,10 +56,10 @@ class Recall:
         theirs = {name: t.index_select(0, self.which) for name, t in weights.items()}
         heads = (self.heads, self.places[rows])
         _, recalled = gradients(backward, net, theirs, self.inputs[rows], self.targets[rows], heads)
-        if isinstance(self.learner, AGEM):
+        if self.projects:
             project_on_half_spaces_(found, self.which, recalled)
         else:
-            average_(found, self.which, recalled, b, rows.shape[1])
+            average_(found, self.which, recalled, b, self.m)
 
 
 def recalls(learners: Sequence[tuple[int, Baseline]], device: torch.device) -> list[Recall]:
@@ -67,7 +68,7 @@ def recalls(learners: Sequence[tuple[int, Baseline]], device: torch.device) -> l
     for s, learner in learners:
         if recalls_examples(learner) and len(learner.store):
             parts.setdefault((type(learner), min(learner.batch, len(learner.store))), []).append((s, learner))
-    return [Recall(members, device) for members in parts.values()]
+    return [Recall(members, m, device) for (_, m), members in parts.items()]
 
 
 def recalls_examples(learner: Baseline) -> TypeGuard[Learner]:
