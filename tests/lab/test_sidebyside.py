@@ -291,12 +291,15 @@ def test_groups_hold_what_can_share_a_loop():
     # normalisation that depends on the batch, and heads that depend on the draw, need a loop of their own
     trained = RunConfig("split-cifar100", method("sgd"))
     frozen = replace(trained, training=training_for("split-cifar100"))
-    published = replace(frozen, method=method("a-gem-published"))
-    assert grouping.groups([trained, frozen, replace(frozen, seed=1), published], 8) == [
-        [frozen, replace(frozen, seed=1)],
-        [trained],
-        [published],
+    alone = [
+        trained,
+        replace(frozen, method=method("a-gem-published")),
+        replace(frozen, training=replace(frozen.training, frozen=("conv*", "wide*"))),
+        replace(a, training=replace(a.training, frozen=("1.*",))),
+        replace(a, training=replace(a.training, eval_after_first_step=True)),
     ]
+    pair = [frozen, replace(frozen, seed=1)]
+    assert grouping.groups([*alone, *pair], 8) == [pair, *([one] for one in alone)]
 
 
 def test_a_grid_trains_together_and_takes_up_checkpoints_alone(tmp_path, monkeypatch):

@@ -78,10 +78,10 @@ def _expected_bytes(config: RunConfig) -> int:
 
 
 def _joins(config: RunConfig) -> bool:
-    """Whether a run can be one of a group: normalisation must not depend on the batch, nor what is run on the draw."""
+    """Whether a run can be one of a group: what is trained must be as `stacked` has it, and no head depend on a draw."""
+    training = config.training
     if config.method.name == "a-gem-published":
         return False
     if config.benchmark != "split-cifar100":
-        return True
-    plain = config.training.optimizer == "sgd" and config.training.eval_after_first_step
-    return plain and "conv*" in config.training.frozen
+        return not training.frozen and not training.eval_after_first_step
+    return training.optimizer == "sgd" and training.eval_after_first_step and training.frozen == ("conv*",)
