@@ -78,7 +78,7 @@ def _expected_bytes(config: RunConfig) -> int:
 
 
 def _joins(config: RunConfig) -> bool:
-    """Whether a run can be one of a group: what is trained must be as `stacked` has it, and no head depend on a draw."""
+    """Whether a run can be one of a group: what is trained must be as `stacked` has it, no head depend on a draw."""
     training = config.training
     if config.method.name == "a-gem-published":
         return False
