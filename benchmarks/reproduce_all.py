@@ -8,8 +8,8 @@
 A piece is PRESET/BENCHMARK/NUMBER: at most `--chunk` runs, the seeds of a setting together. After each piece its
 finished runs are packed into results/PRESET/BENCHMARK.json, and a run that is there is not done again, so neither the
 run folders nor the machine need to last. The command may be given several times at once, for several GPUs or for one
-that is shared under NVIDIA's MPS: each process takes the next piece that no other works on. The MNIST benchmarks share a
-GPU well; sketches of Split CIFAR-100 fill it, and what runs beside them waits, so give them a time of their own
+that is shared under NVIDIA's MPS: each process takes the next piece that no other works on. The MNIST benchmarks share
+a GPU well; sketches of Split CIFAR-100 fill it, and what runs beside them waits, so give them a time of their own
 (--pieces '*/split-cifar100/*'). Without the package installed: PYTHONPATH=src. Exit codes: 0 all done, 1 a run failed,
 3 pieces are left.
 """
