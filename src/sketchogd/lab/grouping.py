@@ -78,10 +78,8 @@ def _expected_bytes(config: RunConfig) -> int:
 
 
 def _joins(config: RunConfig) -> bool:
-    """Whether a run can be one of a group: what is trained must be as `stacked` has it, no head depend on a draw."""
+    """Whether a run can be one of a group: what is trained must be as `stacked` has it."""
     training = config.training
-    if config.method.name == "a-gem-published":
-        return False
     if config.benchmark != "split-cifar100":
         return not training.frozen and not training.eval_after_first_step
     return training.optimizer == "sgd" and training.eval_after_first_step and training.frozen == ("conv*",)

@@ -22,7 +22,7 @@ class PublishedAGEM(AGEM):
         self, model: nn.Module, loss: Loss, per_task: int, batch: int, protected: Selection, *, seed: int = 0
     ) -> None:
         super().__init__(model, loss, per_task, batch, seed=seed)
-        self.body = ProtectedParameters(model, protected).tensors
+        self.body = ProtectedParameters(model, protected)
 
     def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
         """Project the gradients of all but the heads, and leave the heads none."""
@@ -31,8 +31,8 @@ class PublishedAGEM(AGEM):
         x, y, head = self.store.mixed(self.batch)
         with torch.enable_grad():
             loss = self.loss(x, y, head)
-        reference: list[Tensor | None] = list(torch.autograd.grad(loss, self.body))
+        reference: list[Tensor | None] = list(torch.autograd.grad(loss, self.body.tensors))
         for parameter in self.parameters:
-            if all(parameter is not other for other in self.body):
+            if all(parameter is not other for other in self.body.tensors):
                 parameter.grad = None
-        project_on_half_space_(self.body, reference)
+        project_on_half_space_(self.body.tensors, reference)

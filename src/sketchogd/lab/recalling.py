@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sketchogd.baselines import AGEM, Baseline, Replay
+from sketchogd.lab.published_agem import PublishedAGEM
 from sketchogd.lab.stacked import Backward, gradients
 
 Learner = AGEM | Replay
@@ -22,7 +23,9 @@ class Recall:
     def __init__(self, members: Sequence[tuple[int, Learner]], m: int, device: torch.device) -> None:
         self.stores = [learner.store for _, learner in members]
         self.m = m
-        self.projects = isinstance(members[0][1], AGEM)
+        first = members[0][1]
+        self.projects = isinstance(first, AGEM)
+        self.body = first.body.names if isinstance(first, PublishedAGEM) else None
         self.which = torch.tensor([s for s, _ in members], device=device)
         self.inputs = torch.cat([store.tensors()["inputs"] for store in self.stores])
         self.targets = torch.cat([store.tensors()["targets"] for store in self.stores])
@@ -54,8 +57,14 @@ class Recall:
         """Change the gradients `found` (S, …) of batches of b by those of the stored examples of step `at` (1,)."""
         rows = self.rows.index_select(1, at).squeeze(1)
         theirs = {name: t.index_select(0, self.which) for name, t in weights.items()}
-        heads = (self.heads, self.places[rows])
-        _, recalled = gradients(backward, net, theirs, self.inputs[rows], self.targets[rows], heads)
+        places = self.places[rows]
+        if self.body is not None:
+            places = places[:, :1].expand_as(places)
+        _, recalled = gradients(backward, net, theirs, self.inputs[rows], self.targets[rows], (self.heads, places))
+        if self.body is not None:
+            for name in found.keys() - self.body:
+                found[name].index_fill_(0, self.which, 0.0)
+            recalled = {name: recalled[name] for name in self.body}
         if self.projects:
             project_on_half_spaces_(found, self.which, recalled)
         else:
@@ -73,7 +82,7 @@ def recalls(learners: Sequence[tuple[int, Baseline]], device: torch.device) -> l
 
 def recalls_examples(learner: Baseline) -> TypeGuard[Learner]:
     """Whether all that a method does at a step is done here."""
-    return type(learner) in (AGEM, Replay)
+    return type(learner) in (AGEM, PublishedAGEM, Replay)
 
 
 def project_on_half_spaces_(found: Weights, which: Tensor, recalled: Weights) -> None:
