@@ -87,6 +87,7 @@ TUNED_SKETCH: dict[str, dict[str, Any]] = {
     "rotated-mnist": {"every": 2000, "power": 1.0},
     "permuted-mnist": {"every": 50, "power": 0.0},
     "split-mnist": {"every": 500, "power": 0.0},
+    "split-cifar100": {"every": 50, "power": 0.0},
 }
 """The same for `sketchogd`, which has them in its tuned goals and at equal bytes; in the ablations it projects as often
 as the others do."""
