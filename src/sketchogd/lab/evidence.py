@@ -49,10 +49,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Point:
-    """One place in the plane of bytes and accuracy: the row it belongs to (`ROWS`) and its runs."""
+    """One place in the plane of bytes and accuracy: the row it belongs to (`ROWS`), and its run with the first seed.
+
+    Accuracy depends on the seed, and most points have one; so all are compared on the same. `seeds` is over all of its.
+    """
 
     row: str
     cell: Cell
+    seeds: Spread
 
     @property
     def nbytes(self) -> int:
@@ -116,9 +120,9 @@ class Evidence:
         configs += presets.table1([benchmark], seeds=1).runs + presets.table2([benchmark], ["ogd"], seeds=1).runs
         found: dict[str, Point] = {}
         for config in configs:
-            cell = self.cell(config)
-            if cell is not None:
-                found.setdefault(_identity(config.record()), Point(row_of(config), cell))
+            cell, seeds = self.cell(config, {config.seed}), self.cell(config)
+            if cell is not None and seeds is not None:
+                found.setdefault(_identity(config.record()), Point(row_of(config), cell, seeds.accuracy))
         return sorted(found.values(), key=lambda point: (ROWS.index(point.row), point.nbytes))
 
 

@@ -74,9 +74,8 @@ def over_bytes(points: Sequence[Point], benchmark: str) -> "Figure":
             axis.axhline(own[0].cell.accuracy.mean, color="#8c8c8c", ls=":", lw=1.2, label="SGD (keeps nothing)")
             continue
         x, y = [point.nbytes for point in own], [point.cell.accuracy.mean for point in own]
-        error = [point.cell.accuracy.std for point in own]
         label = f"{title(row)} (raw data)" if row in published.KEEPS_EXAMPLES else title(row)
-        axis.errorbar(x, y, yerr=error, label=label, **_look(row))
+        axis.plot(x, y, label=label, **_look(row))
         for point in own:
             if point.cell.host:
                 axis.plot([point.nbytes, point.cell.nbytes], [point.cell.accuracy.mean] * 2, **_dotted(row))
@@ -92,7 +91,7 @@ def _look(row: str) -> dict[str, Any]:
     """Lines of our own methods are bold; a bfloat16 basis has an open marker."""
     style = published.STYLES.index("sketchogd" if row == HALF else row)
     ours = row in ("layer-sketch", "sketchogd")
-    look = {**drawing.line(style), "markevery": None, "ms": 5, "elinewidth": 1, "lw": 2.2 if ours else 1.1}
+    look = {**drawing.line(style), "markevery": None, "ms": 5, "lw": 2.2 if ours else 1.1}
     return {**look, "mfc": "white", "ls": "--"} if row == HALF else look
 
 

@@ -252,7 +252,8 @@ def _equal_bytes(made: Page) -> None:
         "Accuracy over everything a method keeps between tasks: sketch, basis, test matrices, the copy of the weights "
         "that lazy projection needs, stored examples. A cell is the largest run of the method that fits. \\* keeps raw "
         "examples of old tasks. The row with a bfloat16 basis counts the device only: the sketch on the host takes "
-        "twice as much again (dotted in the figure). At the paper's own sizes the runs are those of tables and goals."
+        "twice as much again (dotted in the figure). At the paper's own sizes the runs are those of tables and goals. "
+        "All are of the first seed, the same for all methods; the list of points has the mean over more, if there are."
     )
     made.command("sketchogd reproduce equal-bytes --device cuda")
     for benchmark, title in published.BENCHMARKS.items():

@@ -228,9 +228,9 @@ def points_table(points: Sequence[Point]) -> list[str]:
     for point in points:
         cell = point.cell
         kinds = ", ".join(f"{kind} {size(nbytes)}" for kind, nbytes in cell.kinds.items() if nbytes)
-        accuracy = spread(cell.accuracy, usual=0)
-        rows.append([title(point.row), _setting(cell), size(cell.device), size(cell.host), kinds, accuracy])
-    return table(["", "setting", "device", "host", "of which", "accuracy"], rows)
+        seeds = spread(point.seeds, usual=0) if point.seeds.n > 1 else ""
+        rows.append([title(point.row), _setting(cell), size(cell.device), size(cell.host), kinds, _shown(point), seeds])
+    return table(["", "setting", "device", "host", "of which", "accuracy", "over all its seeds"], rows)
 
 
 def _largest(points: Sequence[Point], row: str, budget: int, benchmark: str) -> Point | None:
