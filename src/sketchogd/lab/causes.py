@@ -10,12 +10,12 @@ from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.methods import Method, method
 from sketchogd.lab.settings import SIZES, Names, Preset, checked, table1_method, table2_method, training_for
 
-EVERY_STEP = {
+EVERY_STEP: dict[str, dict[str, tuple[str, ...]]] = {
     "split-mnist": {
         "table1": ("sketchogd-1", "sketchogd-2", "sketchogd-3", "pca-ogd", "random-ogd"),
         "table2": ("sketchogd-2", "ogd"),
     },
-    "permuted-mnist": {"table1": ("sketchogd-1", "sketchogd-2", "random-ogd"), "table2": ("ogd",)},
+    "permuted-mnist": {"table1": ("sketchogd-1", "sketchogd-2", "random-ogd")},
 }
 """By benchmark and table, the methods that are run again with a projection after every step."""
 

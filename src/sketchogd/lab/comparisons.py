@@ -156,13 +156,11 @@ _BFLOAT16 = {"rotated-mnist": 0.900, "permuted-mnist": 0.843}
 
 
 def goal_list() -> list[Goal]:
-    """All goals. Where held-out data favours the usual settings of sketchogd, the tuned ones are not a goal again."""
+    """All goals. The paper's budget is 1,200 vectors of length p in float32."""
     found = [_sketch_goal("counted", benchmark, accuracy, {}) for benchmark, accuracy in _COUNTED.items()]
     found += [_sketch_goal("bfloat16", benchmark, accuracy, {}) for benchmark, accuracy in _BFLOAT16.items()]
-    usual = [goal.method for goal in found]
     for key, goals in (("counted", _COUNTED), ("bfloat16", _BFLOAT16)):
-        again = [_sketch_goal(key, b, goals[b], options) for b, options in TUNED_SKETCH.items() if b in goals]
-        found += [goal for goal in again if goal.method not in usual]
+        found += [_sketch_goal(key, b, goals[b], options) for b, options in TUNED_SKETCH.items() if b in goals]
     for key, words in (("tuned", "strength tuned on held-out training data"), ("one-rule", "one rule for all four")):
         for benchmark, accuracy in zip(PARAMETERS, (0.905, 0.925, 0.910, 0.665), strict=True):
             budget = SMALL_BYTES[benchmark]
@@ -173,7 +171,7 @@ def goal_list() -> list[Goal]:
 
 
 def _sketch_goal(key: str, benchmark: str, accuracy: float, tuned: Mapping[str, Any]) -> Goal:
-    """A goal for sketchogd with its usual settings, or with tuned ones; the paper's budget is 1,200 p-vectors."""
+    """A goal for sketchogd with its usual settings, or with tuned ones."""
     size: dict[str, Any] = {"budget": PAPER_BYTES[benchmark]} if key == "counted" else {"rank": 2400, **HALF_BASIS}
     words = {
         "counted": "the paper's budget, everything counted in it",
