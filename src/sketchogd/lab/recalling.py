@@ -58,7 +58,7 @@ class Recall:
         rows = self.rows.index_select(1, at).squeeze(1)
         theirs = {name: t.index_select(0, self.which) for name, t in weights.items()}
         places = self.places[rows]
-        if self.body is not None:
+        if self.body is not None:  # as in `PublishedAGEM`: all go through the first one's head, and heads stay
             places = places[:, :1].expand_as(places)
         _, recalled = gradients(backward, net, theirs, self.inputs[rows], self.targets[rows], (self.heads, places))
         if self.body is not None:
