@@ -112,14 +112,15 @@ def test_parameters_of_no_layer_are_pulled_too():
     torch.testing.assert_close(model.scale.detach(), expected)
 
 
-def test_a_saved_anchor_goes_on_in_the_middle_of_a_task(tmp_path):
+@pytest.mark.parametrize("anchor_dtype", [None, "int8"])
+def test_a_saved_anchor_goes_on_in_the_middle_of_a_task(tmp_path, anchor_dtype):
     old, new, wanted = problem()
 
     def start():
         model = model_with()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        protection = so.protect(model, optimizer, memory=so.LayerSketch(20, strength=2.0), every=3)
-        return model, optimizer, protection
+        memory = so.LayerSketch(20, strength=2.0, anchor_dtype=anchor_dtype)
+        return model, optimizer, so.protect(model, optimizer, memory=memory, every=3)
 
     def steps(model, optimizer, count):
         for _ in range(count):
@@ -142,23 +143,83 @@ def test_a_saved_anchor_goes_on_in_the_middle_of_a_task(tmp_path):
     # without its anchor it would be pulled to where it was loaded
     state = protection.state_dict()
     kept = {name: t for name, t in state["tensors"].items() if not name.startswith("anchor.")}
-    assert len(kept) == len(state["tensors"]) - 2
+    assert len(kept) == len(state["tensors"]) - (2 if anchor_dtype is None else 4)
+    before = {name: t.clone() for name, t in loaded.state_dict()["tensors"].items()}
+    incomplete = {**kept, "anchor.weight": state["tensors"]["anchor.weight"]}
     with pytest.raises(so.StorageError, match="anchor"):
-        loaded.load_state_dict(
-            {"meta": state["meta"], "tensors": {**kept, "anchor.weight": state["tensors"]["anchor.weight"]}}
-        )
+        loaded.load_state_dict({"meta": state["meta"], "tensors": incomplete})
+    name = "anchor.weight" if anchor_dtype is None else "anchor.weight.scales"
+    spoilt = {**state["tensors"], name: torch.full_like(state["tensors"][name], float("nan"))}
+    with pytest.raises(so.StorageError, match="NaN"):
+        loaded.load_state_dict({"meta": state["meta"], "tensors": spoilt})
+    assert all(torch.equal(t, before[name]) for name, t in loaded.state_dict()["tensors"].items())
 
 
-def test_the_anchor_is_in_the_ledger_and_the_budget():
+def test_an_anchor_of_another_kind_is_refused():
+    def protection(anchor_dtype):
+        model = model_with()
+        memory = so.LayerSketch(20, anchor_dtype=anchor_dtype)
+        protection = so.protect(model, torch.optim.SGD(model.parameters(), lr=0.05), memory=memory)
+        protection.remember([(problem()[0], None)])
+        model(problem()[1]).sum().backward()
+        protection._projection.optimizer.step()
+        return protection.state_dict(), protection
+
+    (whole, _), (rounded, loaded) = protection(None), protection("int8")
+    with pytest.raises(so.StorageError, match="anchor"):
+        loaded.load_state_dict({"meta": rounded["meta"], "tensors": whole["tensors"]})
+    # a file from before there was a choice has its anchor in full
+    older = {**whole["meta"], "settings": {k: v for k, v in whole["meta"]["settings"].items() if k != "anchor_dtype"}}
+    loaded.load_state_dict({"meta": older, "tensors": whole["tensors"]})
+    assert loaded.memory.anchor_dtype is None
+
+
+def test_a_module_may_be_called_anchor(tmp_path):
+    """The names of an anchor's tensors begin with that word; those of this module's sketches do as well."""
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    model.add_module("anchor", nn.Linear(6, 3))
+    protection = so.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=so.LayerSketch(4))
+    protection.remember([(torch.randn(9, 6), None)])
+    protection.save(tmp_path / "memory.safetensors")
+    protection.load(tmp_path / "memory.safetensors")
+    assert protection.memory.examples == 9
+
+
+def test_a_rounded_anchor_ends_near_the_one_in_full():
+    """Where training ends it is off by about what was rounded away: half a step of 1/127 of a row's largest weight."""
+    old, new, wanted = problem()
+
+    def end(anchor_dtype, every):
+        model = model_with()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        memory = so.LayerSketch(20, strength=2.0, anchor_dtype=anchor_dtype)
+        protection = so.protect(model, optimizer, memory=memory, every=every)
+        protection.remember([(old, None)])
+        step = float(model.weight.detach().abs().max()) / 127
+        for _ in range(600):
+            optimizer.zero_grad()
+            mse_loss(model(new), wanted).backward()
+            optimizer.step()
+        protection.settle()
+        return model.weight.detach(), step
+
+    for every in (1, 10):
+        (whole, step), (rounded, _) = end(None, every), end("int8", every)
+        assert 0 < float((whole - rounded).abs().max()) < step
+
+
+@pytest.mark.parametrize(("anchor_dtype", "nbytes"), [(None, 4 * 21), ("int8", 21 + 4 * 3 + 4)])
+def test_the_anchor_is_in_the_ledger_and_the_budget(anchor_dtype, nbytes):
     model = model_with().float()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    protection = so.protect(model, optimizer, memory=so.LayerSketch(4))
-    assert protection.ledger().nbytes == protection.memory.nbytes + 4 * 21
+    protection = so.protect(model, optimizer, memory=so.LayerSketch(4, anchor_dtype=anchor_dtype))
+    assert protection.ledger().nbytes == protection.memory.nbytes + nbytes
     protection.remember([(torch.randn(9, 6), None)])
     model(torch.randn(2, 6)).sum().backward()
     optimizer.step()
     assert protection.mode == "update"
-    assert protection.ledger().nbytes == protection.memory.nbytes + 4 * 21
+    assert protection.ledger().nbytes == protection.memory.nbytes + nbytes
     assert any("pulls back" in entry.purpose for entry in protection.ledger().entries)
 
 
@@ -169,6 +230,10 @@ def test_both_ways_at_once_are_refused():
         so.LayerSketch(4, strength=0.0)
     with pytest.raises(ValueError, match="damping"):
         so.LayerSketch(4, damping=-1.0)
+    with pytest.raises(ValueError, match="int8"):
+        so.LayerSketch(4, anchor_dtype="int4")
+    with pytest.raises(ValueError, match="there is none"):
+        so.LayerSketch(4, ridge=0.1, anchor_dtype="int8")
 
 
 def test_step_sizes():

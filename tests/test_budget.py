@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import sketchogd as so
-from sketchogd.budget import memory_for, parse_bytes
+from sketchogd.budget import ANCHORS, memory_for, parse_bytes
 from sketchogd.lab.models import mlp
 from sketchogd.parameters import ProtectedParameters
 
@@ -73,14 +73,48 @@ def test_copies_are_counted_when_steps_are_projected_together():
     assert (
         anchored.cost(parameters) + weights <= 1_000_000 < type(anchored)(anchored.rank + 1).cost(parameters) + weights
     )
-    # where the copy does not fit, a memory without an anchor is what there is room for
-    small = memory_for(300_000, parameters, 1, 0).memory
-    assert (small.ridge, small.energy, small.outputs) == (0.0, 0.95, False)
-    assert small.cost(parameters) <= 300_000
-    assert "Inputs only" in memory_for(300_000, parameters, 1, 0).reason
-    assert "Inputs only" not in memory_for(1_000_000, parameters, 1, 0).reason
+
+
+@pytest.mark.parametrize("every", [1, 50])
+def test_a_small_budget_rounds_the_anchor(every):
+    """In full it would take more than half; rounded a byte a weight, and four for each of 210 rows and 3 biases."""
+    parameters = ProtectedParameters(mlp())
+    whole, small = (memory_for(nbytes, parameters, every, 0) for nbytes in (908_880, 908_879))
+    assert (whole.memory.anchor_dtype, small.memory.anchor_dtype) == (None, "int8")
+    assert "one byte" in small.reason
+    assert "one byte" not in whole.reason
+    anchor = 113_610 + 4 * (210 + 3)
+    for nbytes in (908_879, 300_000, 2 * anchor):
+        memory = memory_for(nbytes, parameters, every, 0).memory
+        assert (memory.anchor_dtype, memory.strength, memory.outputs) == ("int8", so.LayerSketch(1).strength, True)
+        cost = memory.cost(parameters) + anchor
+        assert cost <= nbytes < so.LayerSketch(memory.rank + 1).cost(parameters) + anchor
+        optimizer = torch.optim.SGD(parameters.model.parameters(), lr=0.1)
+        protection = so.protect(parameters.model, optimizer, budget=nbytes, every=every)
+        assert protection.ledger().nbytes <= nbytes
+        protection.detach()
+
+
+def test_where_no_anchor_fits_inputs_are_projected_hard():
+    parameters = ProtectedParameters(mlp())
+    choice = memory_for(200_000, parameters, 1, 0)
+    assert (choice.memory.ridge, choice.memory.energy, choice.memory.outputs) == (0.0, 0.95, False)
+    assert choice.memory.cost(parameters) <= 200_000
+    assert "Inputs only" in choice.reason
+    # steps that are projected together need a copy, of which the rounded one is the smallest
+    assert memory_for(200_000, parameters, 50, 0).memory.anchor_dtype == "int8"
     with pytest.raises(ValueError, match="copy of the weights"):
-        memory_for(300_000, parameters, 50, 0)
+        memory_for(120_000, parameters, 50, 0)
+
+
+def test_a_memory_that_fits_without_an_anchor_is_not_refused():
+    """Of a tiny layer the sketches take more than the weights, so that half of the budget is no good measure."""
+    parameters = ProtectedParameters(nn.Linear(6, 2))
+    needed = {kind: so.LayerSketch(4, **ANCHORS[kind]).cost(parameters) for kind in (0, 2)}
+    assert needed[2] + 2 < needed[0] + 14 + 4 * 3  # even beside a rounded anchor
+    assert memory_for(needed[2], parameters, 1, 0).memory.ridge == 0.0
+    with pytest.raises(ValueError, match="too small"):
+        memory_for(needed[2] - 1, parameters, 1, 0)
 
 
 def test_a_budget_that_is_too_small_says_how_much_is_needed():

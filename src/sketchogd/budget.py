@@ -1,11 +1,12 @@
 """Bytes: from a budget to a memory that fits, and the ledger of everything that a protection keeps."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .columns import Whole
+from .copies import copies_nbytes
 from .memory import GradientMemory, Held, LayerSketch, Memory
 from .parameters import ProtectedParameters, local
 from .sketch import ProductSketch
@@ -40,8 +41,27 @@ class Choice(NamedTuple):
     reason: str
 
 
-WITHOUT_ANCHOR: dict[str, Any] = {"ridge": 0.0, "energy": 0.95, "outputs": False}
-"""Settings of a layer memory that has no room for an anchor: inputs only, projected hard."""
+ANCHORS: tuple[dict[str, Any], ...] = (
+    {},
+    {"anchor_dtype": "int8"},
+    {"ridge": 0.0, "energy": 0.95, "outputs": False},
+)
+"""Settings of a layer memory by its anchor: in full, in one byte a weight, or none (inputs only, projected hard)."""
+
+_ABOUT = (
+    "",
+    " Its anchor has one byte a weight: in full it would leave too little for the sketches.",
+    " Inputs only, projected hard: an anchor of one byte a weight would leave too little for the sketches.",
+)
+
+
+def anchor_for(nbytes: int, copies: Sequence[int]) -> int:
+    """Which of `ANCHORS` is for a budget, `copies` being what each takes: the first that leaves half of the bytes.
+
+    >>> [anchor_for(nbytes, (400, 100, 0)) for nbytes in (800, 799, 200, 199)]
+    [0, 1, 1, 2]
+    """
+    return next((i for i, copy in enumerate(copies) if 2 * copy <= nbytes), 1)
 
 
 def memory_for(budget: str | int, parameters: ProtectedParameters, every: int, seed: int) -> Choice:
@@ -54,45 +74,50 @@ def memory_for(budget: str | int, parameters: ProtectedParameters, every: int, s
     nbytes = parse_bytes(budget)
     layers = find_layers(parameters) if isinstance(parameters.columns, Whole) else []  # only gradients are split
     in_layers = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in layers)
-    by_layer = 2 * in_layers >= parameters.p
-
-    weights = int(parameters.columns.largest(sum(local(t).numel() * t.element_size() for t in parameters.tensors)))
+    tensors = [local(t) for t in parameters.tensors]
+    full, rounded = (int(parameters.columns.largest(copies_nbytes(tensors, r))) for r in (False, True))
+    copies = (full, rounded, full if every > 1 else 0)
+    if 2 * in_layers < parameters.p:
+        rank = _rank(nbytes, parameters, lambda k: GradientMemory(ProductSketch(k)), copies[2], parameters.p)
+        # In rows, not bytes: without a stored test matrix every sketch takes the bytes of its rows, and they count.
+        advice = recommend(typical_spectrum(), vectors=rank, d=parameters.p)
+        return Choice(
+            GradientMemory(advice.sketch(seed)),
+            f"Most parameters belong to no layer, so gradients are sketched; {rank} rows fit. If their spectrum is "
+            f"like that of other networks: {advice.reason}",
+        )
     widths = [layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers]
-    limit = max(widths) if by_layer else parameters.p
-    settings: dict[str, Any] = {}
+    anchor = anchor_for(nbytes, copies)
 
-    def memory(rank: int) -> Memory:
-        return LayerSketch(rank, **settings, seed=seed) if by_layer else GradientMemory(ProductSketch(rank, seed=seed))
+    def memory(rank: int) -> LayerSketch:
+        return LayerSketch(rank, **ANCHORS[anchor], seed=seed)
 
-    def needed(rank: int) -> int:
-        return memory(rank).cost(parameters) + copies
+    # Sketches of the smallest rank may still be too large beside this anchor; the last kind is the smallest of all.
+    last = 1 if every > 1 else 2
+    while anchor < last and memory(min(SMALLEST_RANK, max(widths))).cost(parameters) + copies[anchor] > nbytes:
+        anchor += 1
+    rank = _rank(nbytes, parameters, memory, copies[anchor], max(widths))
+    return Choice(
+        memory(rank),
+        f"{in_layers / parameters.p:.0%} of the parameters belong to layers, whose inputs and sensitivities take far "
+        f"fewer bytes than gradients of length {parameters.p:,}; rank {rank} is the largest that fits.{_ABOUT[anchor]}",
+    )
 
-    copies = weights if every > 1 or memory(1).anchored else 0
+
+def _rank(
+    nbytes: int, parameters: ProtectedParameters, memory: Callable[[int], Memory], copies: int, limit: int
+) -> int:
+    """The largest rank that fits beside the copies of the weights; ValueError where it is too small to be of use."""
     smallest = min(SMALLEST_RANK, limit)
-    if needed(smallest) > nbytes and every == 1 and by_layer:
-        settings, copies = WITHOUT_ANCHOR, 0  # there is then no copy of the weights to pay for
-    rank = largest_rank(lambda k: needed(k) <= nbytes, limit)
+    rank = largest_rank(lambda k: memory(k).cost(parameters) + copies <= nbytes, limit)
     if rank < smallest:
         copy = f", {copies:,} of them for a copy of the weights" if copies else ""
         raise ValueError(
             f"a budget of {nbytes:,} bytes is too small for {parameters.p:,} parameters: the smallest useful memory "
-            f"(rank {smallest}) takes {needed(smallest):,} bytes{copy}. Raise the budget, or protect fewer "
-            "parameters with parameters="
+            f"(rank {smallest}) takes {memory(smallest).cost(parameters) + copies:,} bytes{copy}. Raise the budget, or "
+            "protect fewer parameters with parameters="
         )
-    if by_layer:
-        return Choice(
-            memory(rank),
-            f"{in_layers / parameters.p:.0%} of the parameters belong to layers, whose inputs and sensitivities take "
-            f"far fewer bytes than gradients of length {parameters.p:,}; rank {rank} is the largest that fits."
-            + (f" Inputs only: {weights:,} bytes for an anchor do not fit as well." if settings else ""),
-        )
-    # In rows, not bytes: without a stored test matrix every sketch takes the bytes of its rows, and they are counted.
-    advice = recommend(typical_spectrum(), vectors=rank, d=parameters.p)
-    return Choice(
-        GradientMemory(advice.sketch(seed)),
-        f"Most parameters belong to no layer, so gradients are sketched; {rank} rows fit. If their spectrum is like "
-        f"that of other networks: {advice.reason}",
-    )
+    return rank
 
 
 @dataclass(frozen=True)

@@ -11,34 +11,34 @@ from torch import Tensor
 
 from . import storage
 from .batches import Output
+from .copies import Copy
 from .errors import StorageError
 from .memory import REGISTRY, Memory
-from .parameters import ProtectedParameters
+from .parameters import ProtectedParameters, local
 
 ANCHOR = "anchor."
-"""What the names of an anchor's tensors begin with."""
+"""What the names of an anchor's tensors begin with; behind it the parameter's name, and then that of the part."""
 
 
 def contents(
     meta: Mapping[str, Any], tensors: Mapping[str, Tensor], parameters: ProtectedParameters, output: Output | None
-) -> tuple[Memory, list[Tensor]]:
+) -> tuple[Memory, list[Copy]]:
     """The memory of a state, bound to these parameters, and its anchor, which may be empty.
 
     Raises:
         StorageError: the state is of another model, damaged, or of an unknown kind of memory.
     """
     _require_same_parameters(parameters.describe(), meta["parameters"])
-    own = {name: t for name, t in tensors.items() if not name.startswith(ANCHOR)}
-    for name, t in own.items():
+    for name, t in tensors.items():
         if not bool(t.isfinite().all()):
             raise StorageError(f"tensor {name!r} of the memory contains NaN or infinity")
     kind = REGISTRY.get(meta["memory"])
     if kind is None:
         raise StorageError(f"the memory is of kind {meta['memory']!r}; known are {', '.join(sorted(REGISTRY))}")
-    anchor = _anchor(tensors, parameters)
     loaded = kind.from_meta(dict(meta))
+    anchor = _anchor(tensors, parameters, loaded.rounded) if loaded.anchored else []
     loaded.bind(parameters, output)
-    loaded.load_state_dict({"meta": meta, "tensors": own})
+    loaded.load_state_dict({"meta": meta, "tensors": tensors})
     return loaded, anchor
 
 
@@ -49,13 +49,21 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     return {**meta, "tensors": sizes, "nbytes": sum(size["nbytes"] for size in sizes.values())}
 
 
-def _anchor(tensors: Mapping[str, Tensor], parameters: ProtectedParameters) -> list[Tensor]:
-    found = [tensors.get(ANCHOR + name) for name in parameters.names]
-    anchor = [t for t in found if t is not None]
-    if anchor and [tuple(t.shape) for t in anchor] != [tuple(shape) for shape in parameters.shapes]:
-        raise StorageError("the anchor in the state is not one of these parameters: tensors are missing or differ")
-    pairs = zip(anchor, parameters.tensors, strict=False)
-    return [t.to(device=parameter.device, dtype=parameter.dtype, copy=True) for t, parameter in pairs]
+def _anchor(tensors: Mapping[str, Tensor], parameters: ProtectedParameters, rounded: bool) -> list[Copy]:
+    """Copies like the ones these parameters would have, with the numbers of the state; none where it has no anchor."""
+    copies = [Copy.like(local(t.detach()), rounded) for t in parameters.tensors]
+    parts = [
+        (tensors.get(ANCHOR + name + suffix), part)
+        for name, copy in zip(parameters.names, copies, strict=True)
+        for suffix, part in copy.parts()
+    ]
+    if all(found is None for found, _ in parts):
+        return []
+    for found, part in parts:
+        if found is None or found.shape != part.shape or found.is_floating_point() != part.is_floating_point():
+            raise StorageError("the anchor in the state is not one of these parameters: tensors are missing or differ")
+        part.copy_(found)
+    return copies
 
 
 def _require_same_parameters(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .copies import Copy
 from .errors import ProtectionError, ProtectionWarning
 from .parameters import ProtectedParameters, local
 from .projector import Projector
@@ -40,7 +41,7 @@ class UpdateProjection:
         self.steps = 0
         self.pending = 0
         self.leak = 0.0
-        self.reference: list[Tensor] | None = None
+        self.reference: list[Copy] | None = None
         self._projected = 0
         self._moved: Tensor | float = 0.0
         self._twice = False
@@ -122,9 +123,9 @@ class UpdateProjection:
         steps, self.pending = self.pending, 0
         v = torch.empty(self.parameters.width, dtype=self.parameters.dtype, device=self.parameters.device)
         for (parameter, place), before in zip(self.parameters.slices(), self.reference, strict=True):
-            out = v[place].view(before.shape)
+            out = v[place].view(before.numbers.shape)
             out.copy_(local(parameter))
-            out -= before
+            before.subtract_from_(out)
         anchored = projector is not None and projector.anchored
         if self.every == 1 and not anchored:
             self.reference = None  # a copy is kept between steps only where steps are projected together
@@ -226,10 +227,10 @@ class UpdateProjection:
         if projector.anchored and self.reference is not None:
             return
         if self.reference is None:
-            self.reference = [local(t.detach()).clone() for t in self.parameters.tensors]
+            self.reference = [Copy.of(local(t.detach()), projector.rounded) for t in self.parameters.tensors]
         else:
             for copy, t in zip(self.reference, self.parameters.tensors, strict=True):
-                copy.copy_(local(t.detach()))
+                copy.take_(local(t.detach()))
 
     def reset_meter(self) -> None:
         """Forget leak, displacement and reference so far; a new projector begins."""

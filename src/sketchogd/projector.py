@@ -23,6 +23,8 @@ class Projector(ABC):
     """Where a vector is split over processes: how numbers computed from its parts add up."""
     anchored: bool = False
     """Whether it is applied to the whole displacement since it was made, not to that of the last steps only."""
+    rounded: bool = False
+    """Whether that displacement is counted from a copy of the weights with one byte a number."""
     travelled: float = 1.0
     """Σ step sizes of the steps that an anchored projector is applied to next."""
 
@@ -240,6 +242,7 @@ class LayersProjector(Projector):
     anchored: bool = False
     rest_pull: Tensor | None = None
     """weight · λ of the rest's directions, where anchored."""
+    rounded: bool = False
 
     @property
     def empty(self) -> bool:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from . import loading, storage
 from .batches import Output, batch_size, limited, map_tensors
 from .budget import Ledger, memory_for
+from .copies import Copy
 from .errors import ProtectionError
 from .memory import GradientMemory, Held, Memory
 from .parameters import ProtectedParameters, Selection, local
@@ -282,19 +283,18 @@ class Protection:
     def ledger(self) -> Ledger:
         """Every tensor kept between steps, with its bytes; with several processes, in this one."""
 
-        def held() -> Iterator[Held]:
-            yield from self.memory.held()
-            reference = self._projection.reference or self._planned_reference()
-            for name, copy in zip(self.parameters.names, reference, strict=False):
-                yield Held(f"reference.{name}", _COPY[self.memory.anchored], copy)
+        return Ledger.of(self.held())
 
-        return Ledger.of(held())
-
-    def _planned_reference(self) -> tuple[Tensor, ...]:
-        """The copy that `every` > 1 will keep is in the ledger from the start."""
-        if self._projection.every == 1 and not self.memory.anchored:
-            return ()
-        return tuple(local(t.detach()) for t in self.parameters.tensors)
+    def held(self) -> Iterator[Held]:
+        """What the ledger lists; a copy of the weights that will be needed is among it from the start."""
+        yield from self.memory.held()
+        reference = self._projection.reference
+        if reference is None and (self._projection.every > 1 or self.memory.anchored):
+            weights = [local(t.detach()) for t in self.parameters.tensors]
+            reference = [Copy.like(t, rounded=True) if self.memory.rounded else Copy(t) for t in weights]
+        for name, copy in zip(self.parameters.names, reference or (), strict=False):
+            for suffix, part in copy.parts():
+                yield Held(f"reference.{name}{suffix}", _COPY[self.memory.anchored], part)
 
     def diagnostics(self) -> dict[str, Any]:
         """What is known about the protection, as plain numbers: examples, steps, leak, bytes, spectra.
@@ -352,7 +352,8 @@ class Protection:
         meta = {"format": storage.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
         anchor = self._projection.reference if self.memory.anchored else None
         copies = zip(self.parameters.names, anchor or (), strict=False)
-        return meta, {**state["tensors"], **{loading.ANCHOR + name: copy for name, copy in copies}}
+        parts = {loading.ANCHOR + name + suffix: part for name, copy in copies for suffix, part in copy.parts()}
+        return meta, {**state["tensors"], **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict` on a model with the same parameter names and shapes; all or nothing."""

@@ -10,6 +10,7 @@ import torch
 
 import sketchogd as so
 from sketchogd.baselines.examples import bytes_of_example
+from sketchogd.copies import copies_nbytes
 from sketchogd.lab import comparisons, configs, models, presets, published, settings
 from sketchogd.lab.configs import RunConfig, make_optimizer
 from sketchogd.lab.learners import Protected
@@ -144,7 +145,8 @@ def test_every_budget_of_equal_bytes_is_kept_and_used(benchmark: str, monkeypatc
             continue
         memory = so.GradientMemory(memory) if isinstance(memory, so.Sketch) else memory
         times = TASKS[benchmark] if run.method.name == "pca-ogd" else 1  # each task adds as much again
-        needed = times * memory.cost(parameters) + (4 * parameters.p if run.method.every > 1 else 0)
+        copies = copies_nbytes(parameters.tensors, memory.rounded) if run.method.every > 1 else 0
+        needed = times * memory.cost(parameters) + copies
         if run.method.options.get("offload"):
             needed -= memory.sketch.cost(parameters.p)
         assert budget is not None

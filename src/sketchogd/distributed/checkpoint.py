@@ -15,7 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from ..columns import Whole
+from ..copies import Copy
 from ..errors import ProtectionError
+from ..loading import ANCHOR
 from ..memory import Memory
 from ..parameters import ProtectedParameters, local
 from .group import Group
@@ -46,9 +48,10 @@ def padded(
                 filled[key][tuple(slice(n) for n in found.shape)] = found
     if memory.anchored:
         for name, parameter in zip(memory.parameters.names, memory.parameters.tensors, strict=True):
-            key = f"anchor.{name}"
-            shapes[key] = list(parameter.shape) if key in tensors else None
-            filled.setdefault(key, torch.zeros_like(parameter.detach()))
+            for suffix, empty in Copy.like(parameter.detach(), memory.rounded).parts():
+                key = f"{ANCHOR}{name}{suffix}"
+                shapes[key] = list(empty.shape) if key in tensors else None
+                filled.setdefault(key, torch.zeros_like(empty))
     return {**meta, "padded": shapes}, filled
 
 

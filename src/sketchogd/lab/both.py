@@ -29,7 +29,7 @@ class BothProjector(Projector):
     gradients: Projector
 
     def __post_init__(self) -> None:
-        self.anchored = self.layers.anchored
+        self.anchored, self.rounded = self.layers.anchored, self.layers.rounded
         self.columns = self.gradients.columns
 
     @property
@@ -72,6 +72,11 @@ class Both(Memory):
     def anchored(self) -> bool:
         """See `Memory`."""
         return self.layers.anchored
+
+    @property
+    def rounded(self) -> bool:
+        """See `Memory`."""
+        return self.layers.rounded
 
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; without an output, every logit for the layers and the true one for the gradients."""

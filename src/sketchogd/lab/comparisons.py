@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from sketchogd.budget import WITHOUT_ANCHOR, parse_bytes
+from sketchogd.budget import ANCHORS, anchor_for, parse_bytes
 from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.methods import KINDS, Method, method, unknown
 from sketchogd.lab.published import EXAMPLES, TASKS
@@ -109,10 +109,10 @@ def _at_budget(name: str, benchmark: str, budget: int) -> list[Method]:
     settings: dict[str, Any] = {"budget": budget}
     if name in ("layer-sketch", "gpm"):
         # A copy of the weights, for an anchor or for lazy projection, would take most of a small budget.
-        if budget >= 8 * p:
-            return [default_method(name, benchmark, **settings)]
-        settings |= {} if name == "gpm" else WITHOUT_ANCHOR
-        return [method(name, every=1, **settings)]
+        anchor = anchor_for(budget, (4 * p, p, 0))
+        if anchor == 0 or (anchor == 1 and name == "layer-sketch"):
+            return [default_method(name, benchmark, **settings, **ANCHORS[anchor])]
+        return [method(name, every=1, **settings, **(ANCHORS[2] if name == "layer-sketch" else {}))]
     if name in ("pca-ogd", "random-ogd") or name in FEWEST_VECTORS:
         settings |= {"samples": sizes.pca[0]} if name == "pca-ogd" else {}
         settings |= TUNED_SKETCH.get(benchmark, {}) if name == "sketchogd" else {}

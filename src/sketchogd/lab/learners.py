@@ -80,11 +80,7 @@ class Protected(Baseline):
 
     def tensors(self) -> dict[str, Tensor]:
         """What the protection's ledger counts: sketches, bases, and the copy of the weights that `every` > 1 needs."""
-        held = {item.name: item.tensor for item in self.protection.memory.held()}
-        if self.every > 1 or self.protection.memory.anchored:
-            parameters = self.protection.parameters
-            held |= {f"reference.{n}": t.detach() for n, t in zip(parameters.names, parameters.tensors, strict=True)}
-        return held
+        return {item.name: item.tensor for item in self.protection.held()}
 
     def singular_values(self) -> Tensor | None:
         """Those of the remembered gradients as the sketch knows them, falling; None for memories of another kind."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import sketchogd as so
 from sketchogd.baselines import AGEM, EWC, SI, Baseline, Replay
+from sketchogd.copies import copies_nbytes
 from sketchogd.lab.both import Both
 from sketchogd.lab.gradient_projection import GradientProjected
 from sketchogd.lab.learners import Nothing, Protected
@@ -49,11 +50,14 @@ def _room(settings: Method, setup: Setup) -> int:
     """Bytes that the budget leaves for a memory beside the copy of the weights that `every` > 1 or an anchor needs."""
     assert settings.budget is not None
     anchored = settings.name == "layer-sketch" and settings.options["ridge"] is None
-    copies = 4 * setup.count() if settings.every > 1 or anchored else 0
+    parameters = so.ProtectedParameters(setup.model, setup.protected)
+    rounded = settings.options.get("anchor_dtype") == "int8"
+    copies = copies_nbytes(parameters.tensors, rounded) if settings.every > 1 or anchored else 0
     if settings.budget <= copies:
         raise ValueError(
             f"{settings.name}: a budget of {settings.budget:,} bytes does not even hold the copy of the weights "
-            f"({copies:,} bytes) that it needs; raise it, or use every=1 and, for layer-sketch, a ridge"
+            f"({copies:,} bytes) that it needs; raise it, or use every=1 and, for layer-sketch, a ridge, or "
+            "anchor_dtype=int8"
         )
     return settings.budget - copies
 
@@ -226,7 +230,7 @@ def _ipca(settings: Method, setup: Setup) -> Baseline:
     damping=None,
     outputs=True,
     energy=1.0,
-    later={"output": None},
+    later={"output": None, "anchor_dtype": None},
 )
 def _layers(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _layer_memory(settings, setup), remembered=_remembered(settings))

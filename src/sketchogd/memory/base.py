@@ -58,6 +58,11 @@ class Memory(ABC):
         """Whether its projectors are anchored, so that a copy of the weights is kept whatever `every` is."""
         return False
 
+    @property
+    def rounded(self) -> bool:
+        """Whether that copy has one byte a number (`copies`)."""
+        return False
+
     @abstractmethod
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """Allocate for these parameters. `output` is the scalar to remember; None means the memory's own default."""

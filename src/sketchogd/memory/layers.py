@@ -41,9 +41,10 @@ class LayerSketch(Memory):
     (their anchor, one more copy of the weights): training then descends on the new loss + `strength`/2 · the mean
     square change of remembered logits, summed over tasks, which is a balance that needs no tuning for each problem.
     `damping` adds that share of the largest sensitivity to every output direction, for what later layers may come to
-    read there. With `ridge`, instead, each displacement is shrunk once, α = λδλa / (λδλa + ridge · mean): 0 is a hard
-    projection, larger is softer. `energy` < 1 drops the smallest products, which hold less than the rest of the
-    energy; with ridge=0, energy=0.99 and outputs=False that is GPM, streaming.
+    read there. `anchor_dtype="int8"` keeps the anchor in one byte a weight (`copies`). With `ridge`, instead, each
+    displacement is shrunk once, α = λδλa / (λδλa + ridge · mean): 0 is a hard projection, larger is softer. `energy`
+    < 1 drops the smallest products, which hold less than the rest of the energy; with ridge=0, energy=0.99 and
+    outputs=False that is GPM, streaming.
     """
 
     name = "layers"
@@ -60,6 +61,7 @@ class LayerSketch(Memory):
         seed: int = 0,
         energy: float = 1.0,
         rest: int | None = None,
+        anchor_dtype: str | None = None,
     ) -> None:
         ranks = rank.values() if isinstance(rank, Mapping) else [rank]
         if not ranks or any(isinstance(r, bool) or not isinstance(r, int) or r < 1 for r in ranks):
@@ -74,6 +76,10 @@ class LayerSketch(Memory):
             raise ValueError(f"strength is a number > 0 and damping one >= 0; got {strength!r} and {damping!r}")
         if not 0 < energy <= 1:
             raise ValueError(f"energy is a share in (0, 1]; got {energy!r}")
+        if anchor_dtype not in (None, "int8"):
+            raise ValueError(f'anchor_dtype is "int8", or None for that of the weights; got {anchor_dtype!r}')
+        if ridge is not None and anchor_dtype is not None:
+            raise ValueError("anchor_dtype= is for the anchor, and with ridge= there is none; leave one of them out")
         self.rank = rank
         self.ridge = None if ridge is None else float(ridge)
         self.strength = (STRENGTH if strength is None else float(strength)) if ridge is None else None
@@ -85,6 +91,7 @@ class LayerSketch(Memory):
         self.seed = seed
         self.energy = float(energy)
         self.rest = rest
+        self.anchor_dtype = anchor_dtype
 
     pairs: dict[str, LayerPair]
     rest_parameters: ProtectedParameters | None = None
@@ -102,7 +109,7 @@ class LayerSketch(Memory):
         rank = dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
         plain: dict[str, Any] = {"rank": rank, "ridge": self.ridge, "strength": self.strength, "damping": self.damping}
         plain |= {"outputs": self.outputs, "sketch": self.sketch.name}
-        return {**plain, "seed": self.seed, "energy": self.energy, "rest": self.rest}
+        return {**plain, "seed": self.seed, "energy": self.energy, "rest": self.rest, "anchor_dtype": self.anchor_dtype}
 
     def __repr__(self) -> str:
         return f"LayerSketch({', '.join(f'{key}={value!r}' for key, value in self.settings().items())})"
@@ -235,12 +242,19 @@ class LayerSketch(Memory):
                     mean = self.rest_sketch.energy / self.rest_parameters.p
                     alpha = soft_weights(values, self.ridge, mean).to(B.dtype)
                     rest = BasisProjector(B, None if self.ridge == 0 else alpha)
-        return LayersProjector(self.parameters, layers, places, rest, rest_indices, self.anchored, rest_pull)
+        return LayersProjector(
+            self.parameters, layers, places, rest, rest_indices, self.anchored, rest_pull, self.rounded
+        )
 
     @property
     def anchored(self) -> bool:
         """See `Memory`."""
         return self.ridge is None
+
+    @property
+    def rounded(self) -> bool:
+        """See `Memory`."""
+        return self.anchor_dtype == "int8"
 
     @property
     def _weight(self) -> float:
@@ -311,9 +325,9 @@ class LayerSketch(Memory):
         """See `Memory`."""
         meta, tensors = state["meta"], state["tensors"]
         names = [name for name, _ in self._sketches()]
-        if meta["settings"] != self.settings() or list(meta["sketches"]) != names:
-            raise StorageError(f"the state is of LayerSketch({meta['settings']}) on {list(meta['sketches'])}")
         trial = self.from_meta(meta)
+        if trial.settings() != self.settings() or list(meta["sketches"]) != names:
+            raise StorageError(f"the state is of LayerSketch({meta['settings']}) on {list(meta['sketches'])}")
         trial.bind(self.parameters, self.output)
         for name, sketch in trial._sketches():
             load_sketch(sketch, meta["sketches"][name], tensors, name)
