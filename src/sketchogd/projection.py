@@ -7,8 +7,6 @@ did. *gradient mode* (plain SGD, one step at a time): projecting the gradient gi
 applied to the whole displacement since it was made, so that it pulls back again and again.
 """
 
-import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .copies import Copy
-from .errors import ProtectionError, ProtectionWarning
+from .errors import ProtectionError
+from .guards import guard, protector, unguard
 from .parameters import ProtectedParameters, local
 from .projector import Projector
 
@@ -65,7 +63,7 @@ class UpdateProjection:
                 f"the optimizer does not hold {len(missing)} of the parameters to protect: {', '.join(missing[:5])}"
                 f"{', …' if len(missing) > 5 else ''}. Build the optimizer on all of them, or choose with parameters="
             )
-        taken = [name for name, t in pairs if _protector(t) not in (None, self)]
+        taken = [name for name, t in pairs if protector(t) not in (None, self)]
         if taken:
             raise ProtectionError(
                 f"parameter {taken[0]!r} is protected already; call detach() on the first protection, "
@@ -77,7 +75,7 @@ class UpdateProjection:
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
         ]
-        _guard(self, optimizer)
+        guard(self, optimizer)
 
     def detach(self) -> None:
         """Remove every hook and forget the optimizer."""
@@ -85,7 +83,7 @@ class UpdateProjection:
             handle.remove()
         self._handles = []
         if self._optimizer is not None:
-            _unguard(self, self._optimizer)
+            unguard(self, self._optimizer)
         self._optimizer = None
         self.reference, self.pending = None, 0
 
@@ -279,81 +277,3 @@ def _rate(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
     """The learning rate of the first protected parameter; in gradient mode all have the same."""
     first = parameters.tensors[0]
     return next(float(g["lr"]) for g in optimizer.param_groups if any(p is first for p in g["params"]))
-
-
-# ---------------------------------------------------------------- nothing is lost silently
-
-_guards: dict[int, "weakref.ReferenceType[UpdateProjection]"] = {}
-"""Which projection protects a parameter, by the parameter's id."""
-_warned: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
-_innocent: "weakref.WeakKeyDictionary[Optimizer, int]" = weakref.WeakKeyDictionary()
-"""Optimizers that move nothing that another one is protected for, with the number of parameters they had then."""
-_global_handle: Any = None
-
-
-def _protector(parameter: Tensor) -> UpdateProjection | None:
-    """The living projection that protects this very tensor; an id alone may be that of a tensor long gone."""
-    reference = _guards.get(id(parameter))
-    projection = None if reference is None else reference()
-    return projection if projection is not None and parameter in projection.parameters else None
-
-
-def _guard(projection: UpdateProjection, optimizer: Optimizer) -> None:
-    global _global_handle
-    _innocent.clear()
-    for key in [key for key, reference in _guards.items() if reference() is None]:
-        del _guards[key]
-    reference = weakref.ref(projection)
-    for t in projection.parameters.tensors:
-        _guards[id(t)] = reference
-    if _global_handle is None:
-        _global_handle = register_optimizer_step_pre_hook(_watch_other_optimizers)
-    # Hooks are not part of an optimizer's state, so a copy has none. Instance attributes are not either: the copy is
-    # an ordinary optimizer, and whoever makes it is told.
-    optimizer.__reduce_ex__ = _CopyWarning(optimizer)  # type: ignore[method-assign]
-
-
-def _unguard(projection: UpdateProjection, optimizer: Optimizer) -> None:
-    global _global_handle
-    for t in projection.parameters.tensors:
-        if _protector(t) is projection:
-            del _guards[id(t)]
-    if not _guards and _global_handle is not None:
-        _global_handle.remove()
-        _global_handle = None
-    vars(optimizer).pop("__reduce_ex__", None)
-
-
-class _CopyWarning:
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = weakref.ref(optimizer)
-
-    def __call__(self, protocol: Any) -> Any:
-        optimizer = self.optimizer()
-        warnings.warn(
-            "a protected optimizer is being copied or pickled; hooks do not go along, so THE COPY IS NOT PROTECTED. "
-            "Use protection.attach(copy) or so.protect(...) on it, or save optimizer.state_dict() instead",
-            ProtectionWarning,
-            stacklevel=3,
-        )
-        return object.__reduce_ex__(optimizer, protocol)
-
-
-def _watch_other_optimizers(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    held = sum(len(group["params"]) for group in optimizer.param_groups)
-    if _innocent.get(optimizer) == held or optimizer in _warned:
-        return
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            projection = _protector(p)
-            if projection is None or projection.optimizer is optimizer:
-                continue
-            _warned.add(optimizer)
-            warnings.warn(
-                "an optimizer that is not protected is about to move protected parameters; its steps are NOT "
-                "projected. Call protection.attach(optimizer) to protect this one, or protection.detach()",
-                ProtectionWarning,
-                stacklevel=4,
-            )
-            return
-    _innocent[optimizer] = held

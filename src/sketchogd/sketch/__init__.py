@@ -1,6 +1,7 @@
 """Sketches: fixed-size summaries of a stream of rows."""
 
-from .base import REGISTRY, FactoredSketch, Sketch
+from .base import REGISTRY, Sketch
+from .factored import FactoredSketch
 from .frequent import FrequentDirections, IncrementalPCA
 from .linear import GradientSketch, ProductSketch, SymmetricSketch
 from .moment import SecondMoment

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..linalg import orthonormalise_
-from .base import FactoredSketch, largest_rank, positive
+from .base import largest_rank, positive
+from .factored import FactoredSketch
 
 B = TypeVar("B", bound="BufferedSketch")
 

@@ -13,7 +13,6 @@ Methods 2 and 3 keep squares, which overflow float32 for rows beyond 1e19; they 
 the largest entry seen, an exact scaling.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,7 +30,9 @@ from ..testmatrix import (
     named_test_matrix,
     normal_rows,
 )
-from .base import FactoredSketch, largest_rank, positive
+from .base import largest_rank, positive
+from .factored import FactoredSketch
+from .scaling import added_scaled_, rescale_, scaled, unscaled
 
 ROW_ENTRIES = 4
 """How many rows of Y an observed row is added to by a `GradientSketch` with a sparse test matrix."""
@@ -193,19 +194,19 @@ class ProductSketch(LinearSketch):
     def mixing(self, G: Tensor, largest: float, ahead: int = 0) -> Tensor:
         """(G Ω)ᵀ (k, b) to scale, with which Y += (G Ω)ᵀ G; G has all d columns, `largest` is that of all processes."""
         self._open()
-        self.exponent = _rescale_(self.rows, self.exponent, largest)
-        return _scaled(self.omega.whole(self.dtype, self.device).apply(G), self.exponent).T
+        self.exponent = rescale_(self.rows, self.exponent, largest)
+        return scaled(self.omega.whole(self.dtype, self.device).apply(G), self.exponent).T
 
     def _update(self, rows: Tensor, largest: float) -> None:
         self._open()
         G = rows
-        self.exponent = _rescale_(self.rows, self.exponent, largest)
-        self.rows.addmm_(_scaled(self.columns.total(self.omega.apply(G)), self.exponent).T, G)
+        self.exponent = rescale_(self.rows, self.exponent, largest)
+        self.rows.addmm_(scaled(self.columns.total(self.omega.apply(G)), self.exponent).T, G)
 
     def add_product(self, product: Tensor, count: int, energy: float) -> None:
         """Observe a batch of `count` rows of which Ωᵀ M (k, d) and the trace of M are known, in place of the rows."""
         self._open()
-        self.exponent = _added_scaled_(self.rows, self.exponent, product, 0)
+        self.exponent = added_scaled_(self.rows, self.exponent, product, 0)
         self.count += count
         self.energy += energy
 
@@ -215,14 +216,14 @@ class ProductSketch(LinearSketch):
         values, Z = nystrom(self.columns.total(self.omega.apply(Y, torch.float64)), R)
         T, R = Z.T @ T, R @ Z
         transform_(Y, T)
-        return R @ polish_(Y[: len(T)], T, self.columns.total), _unscaled(values, self.exponent)
+        return R @ polish_(Y[: len(T)], T, self.columns.total), unscaled(values, self.exponent)
 
     def _check_mergeable(self, other: "ProductSketch") -> None:
         _require_same_settings(self, other)
 
     def _absorb(self, other: "ProductSketch") -> None:
         self._open()
-        self.exponent = _added_scaled_(self.rows, self.exponent, other._opened_rows(), other.exponent)
+        self.exponent = added_scaled_(self.rows, self.exponent, other._opened_rows(), other.exponent)
 
     def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.exponent = counters["exponent"]
@@ -287,17 +288,17 @@ class SymmetricSketch(LinearSketch):
     def mixing(self, G: Tensor, largest: float, ahead: int = 0) -> Tensor:
         """[(G Ω)ᵀ; (G Ψᵀ)ᵀ] to scale, for G with all d columns; `largest` is that of all processes."""
         self._open()
-        self.exponent = _rescale_(self.rows, self.exponent, largest)
+        self.exponent = rescale_(self.rows, self.exponent, largest)
         parts = [matrix.whole(self.dtype, self.device).apply(G) for matrix in (self.omega, self.psi)]
-        return _scaled(torch.cat(parts, dim=1), self.exponent).T
+        return scaled(torch.cat(parts, dim=1), self.exponent).T
 
     def _update(self, rows: Tensor, largest: float) -> None:
         self._open()
         G = rows
-        self.exponent = _rescale_(self.rows, self.exponent, largest)
+        self.exponent = rescale_(self.rows, self.exponent, largest)
         Y, W = self.rows.split([self.omega.k, self.psi.k])
-        Y.addmm_(_scaled(self.columns.total(self.omega.apply(G)), self.exponent).T, G)
-        W.addmm_(_scaled(self.columns.total(self.psi.apply(G)), self.exponent).T, G)
+        Y.addmm_(scaled(self.columns.total(self.omega.apply(G)), self.exponent).T, G)
+        W.addmm_(scaled(self.columns.total(self.psi.apply(G)), self.exponent).T, G)
 
     def _factorise(self) -> tuple[Tensor, Tensor]:
         S_psi = self.columns.total(self.psi.apply(self.rows, torch.float64))
@@ -318,53 +319,20 @@ class SymmetricSketch(LinearSketch):
         to_E, from_E = turn @ to_E, from_E @ turn.T
         transform_(self.rows, to_E)
         R = from_E @ polish_(self.rows[: len(turn)], to_E, self.columns.total)
-        return R, _unscaled(values.flip(0).clamp_min(0), self.exponent)
+        return R, unscaled(values.flip(0).clamp_min(0), self.exponent)
 
     def _check_mergeable(self, other: "SymmetricSketch") -> None:
         _require_same_settings(self, other)
 
     def _absorb(self, other: "SymmetricSketch") -> None:
         self._open()
-        self.exponent = _added_scaled_(self.rows, self.exponent, other._opened_rows(), other.exponent)
+        self.exponent = added_scaled_(self.rows, self.exponent, other._opened_rows(), other.exponent)
 
     def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.exponent = counters["exponent"]
 
 
 # ---------------------------------------------------------------- scaling by powers of two
-
-
-def _rescale_(Y: Tensor, exponent: int | None, largest: float) -> int | None:
-    """Bring Y to the scale of the largest entry seen, which may be in the rows to come; returns its exponent."""
-    if largest == 0.0:
-        return exponent
-    here = math.frexp(largest)[1]
-    if exponent is None or here <= exponent:
-        return here if exponent is None else exponent
-    Y.mul_(4.0 ** max(exponent - here, -500))
-    return here
-
-
-def _scaled(H: Tensor, exponent: int | None, power: int = 2) -> Tensor:
-    """H · 2^(-power · exponent), exact also where that power of two is beyond float32 itself."""
-    return torch.ldexp(H, torch.tensor(-power * (exponent or 0), device=H.device))
-
-
-def _added_scaled_(Y: Tensor, exponent: int | None, other: Tensor, other_exponent: int | None) -> int | None:
-    """Y · 4^exponent + other · 4^other_exponent, at the larger scale, in place of Y."""
-    if other_exponent is None:
-        return exponent
-    if exponent is None:
-        exponent = other_exponent
-    if other_exponent > exponent:
-        Y.mul_(4.0 ** max(exponent - other_exponent, -500))
-        exponent = other_exponent
-    Y.add_(other.to(Y.device), alpha=4.0 ** max(other_exponent - exponent, -500))
-    return exponent
-
-
-def _unscaled(values: Tensor, exponent: int | None) -> Tensor:
-    return values * 4.0 ** (exponent or 0)
 
 
 # ---------------------------------------------------------------- settings

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..linalg import RELATIVE_RANK
 from .base import Sketch
-from .linear import _added_scaled_, _rescale_, _scaled, _unscaled
+from .scaling import added_scaled_, rescale_, scaled, unscaled
 
 
 class SecondMoment(Sketch):
@@ -63,7 +63,7 @@ class SecondMoment(Sketch):
         if self.values is None:
             return self.matrix
         V = self.matrix[: len(self.values)].double()
-        return V.T @ (_unscaled(self.values, -(self.exponent or 0))[:, None] * V)
+        return V.T @ (unscaled(self.values, -(self.exponent or 0))[:, None] * V)
 
     def _open(self) -> None:
         if self.values is not None:
@@ -72,14 +72,14 @@ class SecondMoment(Sketch):
 
     def _update(self, rows: Tensor, largest: float) -> None:
         self._open()
-        self.exponent = _rescale_(self.matrix, self.exponent, largest)
-        G = _scaled(rows, self.exponent, power=1)
+        self.exponent = rescale_(self.matrix, self.exponent, largest)
+        G = scaled(rows, self.exponent, power=1)
         self.matrix.addmm_(G.T, G)
 
     def add_product(self, product: Tensor, count: int, energy: float) -> None:
         """Observe a batch of `count` rows of which the moment (d, d) and its trace are known, in place of the rows."""
         self._open()
-        self.exponent = _added_scaled_(self.matrix, self.exponent, product, 0)
+        self.exponent = added_scaled_(self.matrix, self.exponent, product, 0)
         self.count += count
         self.energy += energy
 
@@ -91,7 +91,7 @@ class SecondMoment(Sketch):
             keep = values > RELATIVE_RANK * values[-1:].clamp_min(0)
             self.matrix.zero_()
             self.matrix[: int(keep.sum())] = vectors[:, keep].flip(1).T
-            self.values = _unscaled(values[keep].flip(0), self.exponent)
+            self.values = unscaled(values[keep].flip(0), self.exponent)
         return self.values, self.matrix[: len(self.values)]
 
     def _check_mergeable(self, other: "SecondMoment") -> None:
@@ -99,7 +99,7 @@ class SecondMoment(Sketch):
 
     def _absorb(self, other: "SecondMoment") -> None:
         self._open()
-        self.exponent = _added_scaled_(self.matrix, self.exponent, other._dense().to(self.dtype), other.exponent)
+        self.exponent = added_scaled_(self.matrix, self.exponent, other._dense().to(self.dtype), other.exponent)
 
     def _state(self) -> dict[str, Tensor]:
         return {"matrix": self.matrix} if self.values is None else {"matrix": self.matrix, "values": self.values}

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..linalg import orthonormalise_
 from ..testmatrix import derive_seed
-from .base import FactoredSketch, positive
+from .base import positive
+from .factored import FactoredSketch
 
 
 class AllRows(FactoredSketch):
