@@ -172,11 +172,15 @@ def test_goals_are_those_of_the_issue() -> None:
         "bfloat16": (0.900, 0.843),
         "tuned": (0.905, 0.925, 0.910, 0.665),
         "one-rule": (0.905, 0.925, 0.910, 0.665),
+        "quarter": (0.905, 0.925, 0.910, 0.665),
     }
     goals = comparisons.goal_list()
     assert {key: tuple(g.accuracy for g in goals if g.key == key) for key in wanted} == wanted
     one = {json.dumps(dict(g.method.options)) for g in goals if g.key == "one-rule"}
     assert len(one) == 1, "one rule is the same for all benchmarks"
+    less = {json.dumps({k: v for k, v in g.method.options.items() if k != "anchor_dtype"}) for g in goals[-4:]}
+    assert less == one
+    assert [4 * g.method.budget for g in goals[-4:]] == [g.method.budget for g in goals if g.key == "one-rule"]
     half = next(g.method for g in goals if g.key == "bfloat16")
     assert half.options["rank"] * 2 * settings.PARAMETERS["rotated-mnist"] == settings.PAPER_BYTES["rotated-mnist"]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sketchogd.budget import ANCHORS
 from sketchogd.lab.configs import RunConfig, Training
 from sketchogd.lab.methods import KINDS, Method, unknown
 from sketchogd.lab.settings import Names, Preset, checked, default_method, distinct, training_for
@@ -157,10 +158,22 @@ def _both(benchmark: str) -> list[Variant]:
     ]
 
 
+def _anchors(benchmark: str) -> list[Variant]:
+    words = ("anchor in full", "one byte a weight", "no anchor, inputs projected hard")
+    found = []
+    for budget, kinds in ((250_000, (1, 2)), (500_000, (1, 2)), (2_000_000, (0, 1))):
+        for kind in kinds:
+            settings = {"budget": budget, **ANCHORS[kind], **({"every": 1} if kind == 2 else {})}
+            title = f"{budget / 1e6:g} MB, {words[kind]}"
+            found.append(_variant(title, default_method("layer-sketch", benchmark, **settings), benchmark))
+    return found
+
+
 ABLATIONS: dict[str, Ablation] = {
     "rank": Ablation("Rank", _ranks),
     "ridge": Ablation("Ridge of the layer memory, from hard to soft", _ridges),
     "strength": Ablation("Pull of the layer memory to its anchor, and its damping", _strengths),
+    "anchor": Ablation("Anchor of the layer memory: in full, rounded, or none", _anchors),
     "remembered": Ablation("Examples remembered", _remembered),
     "every": Ablation("Steps between two projections", _every),
     "test-matrix": Ablation("Test matrix, rank 600", _test_matrices),

@@ -17,6 +17,7 @@ from sketchogd.lab.settings import (
     PARAMETERS,
     SIZES,
     SMALL_BYTES,
+    TUNED,
     TUNED_SKETCH,
     Names,
     Preset,
@@ -153,6 +154,11 @@ class Goal:
 
 _COUNTED = dict(zip(PARAMETERS, (0.890, 0.830, 0.690, 0.676), strict=True))
 _BFLOAT16 = {"rotated-mnist": 0.900, "permuted-mnist": 0.843}
+_LAYERS = {
+    "tuned": "strength tuned on held-out training data",
+    "one-rule": "one rule for all four",
+    "quarter": "the same rule, the anchor in one byte a weight",
+}
 
 
 def goal_list() -> list[Goal]:
@@ -161,12 +167,13 @@ def goal_list() -> list[Goal]:
     found += [_sketch_goal("bfloat16", benchmark, accuracy, {}) for benchmark, accuracy in _BFLOAT16.items()]
     for key, goals in (("counted", _COUNTED), ("bfloat16", _BFLOAT16)):
         found += [_sketch_goal(key, b, goals[b], options) for b, options in TUNED_SKETCH.items() if b in goals]
-    for key, words in (("tuned", "strength tuned on held-out training data"), ("one-rule", "one rule for all four")):
+    for key, words in _LAYERS.items():
         for benchmark, accuracy in zip(PARAMETERS, (0.905, 0.925, 0.910, 0.665), strict=True):
-            budget = SMALL_BYTES[benchmark]
-            tuned = default_method("layer-sketch", benchmark, budget=budget)
-            chosen = tuned if key == "tuned" else method("layer-sketch", budget=budget, **ONE_RULE)
-            found.append(Goal(key, benchmark, chosen, accuracy, f"{budget // MB} MB, {words}"))
+            budget = SMALL_BYTES[benchmark] // (4 if key == "quarter" else 1)
+            options = TUNED["layer-sketch"][benchmark] if key == "tuned" else ONE_RULE
+            options = options | (ANCHORS[1] if key == "quarter" else {})
+            chosen = method("layer-sketch", budget=budget, **options)
+            found.append(Goal(key, benchmark, chosen, accuracy, f"{budget / MB:g} MB, {words}"))
     return found
 
 

@@ -250,7 +250,7 @@ def _setting(cell: Cell) -> str:
     shown = {
         key: options[key] for key in ("rank", "corank", "ridge", "energy", "strength", "capacity") if key in options
     }
-    shown |= {key: options[key] for key in ("components", "per_task") if key in options}
+    shown |= {key: options[key] for key in ("components", "per_task", "anchor_dtype") if key in options}
     shown = {key: value for key, value in shown.items() if value is not None and (key, value) != ("energy", 1.0)}
     if config.get("every") == 1 and config["method"] in ("layer-sketch", "gpm"):
         shown["every"] = 1
