@@ -12,7 +12,11 @@ from . import models
 
 README = Path(__file__).parents[1] / "README.md"
 EPOCHS = 5
-MEMORIES = {"gradient": lambda: so.ProductSketch(100), "layer": lambda: so.LayerSketch(rank=40)}
+MEMORIES = {
+    "gradient": lambda: so.ProductSketch(100),
+    "layer": lambda: so.LayerSketch(rank=40),
+    "rounded": lambda: so.LayerSketch(rank=40, anchor_dtype="int8"),
+}
 
 
 class Unprotected:

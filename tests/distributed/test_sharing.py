@@ -200,7 +200,7 @@ def test_a_checkpoint_of_three_processes_is_loaded_by_others(found, size, tmp_pa
         for layout in workers.FILES:
             expected = found["processes"][0]
             torch.testing.assert_close(process[layout], expected[f"saved {layout}"], rtol=1e-7, atol=1e-9)
-            if layout == "layer":
+            if layout.startswith("layer"):
                 continue
             assert process[f"rank {layout}"] == expected[f"rank {layout}"] < 12
             examples, parts = process[f"continued {layout}"]

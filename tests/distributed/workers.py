@@ -86,7 +86,7 @@ def every_sketch(rank, size, all_with_fsdp):
 # ---------------------------------------------------------------- everything else, in one group of three
 
 
-FILES = ("ddp", "flat", "fsdp", "layer")
+FILES = ("ddp", "flat", "fsdp", "layer", "layer-rounded")
 LAYOUTS = {
     "ddp": lambda size: (ddp(), {}),
     "flat": lambda size: (ddp(), {"shard": True}),
@@ -338,15 +338,17 @@ def _wire(rank, size, folder):
 
 
 def _stored(layout, size):
-    """A protection for the tests of files; "layer" is an anchored layer memory with DDP."""
-    if layout == "layer":
-        return protected("ddp", size, so.LayerSketch(rank=5))
+    """A protection for the tests of files; "layer" and "layer-rounded" are anchored layer memories with DDP."""
+    if layout.startswith("layer"):
+        return protected(
+            "ddp", size, so.LayerSketch(rank=5, anchor_dtype="int8" if layout == "layer-rounded" else None)
+        )
     return protected(layout, size)
 
 
 def _outcome(net, optimizer, protection, layout, rank, size):
     """What must be the same after a save and a load: the projections, and for an anchored memory where steps lead."""
-    if layout != "layer":
+    if not layout.startswith("layer"):
         return projected(protection)
     cases.train(net, optimizer, 4, rank, size, steps=2)
     return protection.parameters.flatten()
@@ -365,13 +367,13 @@ def _files(rank, size, folder):
             save_file(weights, f"{folder}/{layout}.weights")
         protection.save(f"{folder}/{layout}.safetensors")
         dcp.save({"memory": protection}, checkpoint_id=f"{folder}/{layout}.checkpoint")
-        if layout != "layer":
+        if not layout.startswith("layer"):
             found[f"rank {layout}"] = len(protection.projector.basis)
             again = _stored(layout, size)
             again[2].load(f"{folder}/{layout}.safetensors")
             found[f"read {layout}"] = projected(again[2])
         found[f"saved {layout}"] = _outcome(net, optimizer, protection, layout, rank, size)
-        if layout != "layer":
+        if not layout.startswith("layer"):
             protection.remember(cases.batches_of(2, rank, size, 12))
             found[f"continued {layout}"] = (protection.memory.examples, projected(protection))
     return found
@@ -394,14 +396,14 @@ def load_checkpoints(rank, size, folder):
                     value = distribute_tensor(value, p.device_mesh, p.placements)
                 p.copy_(value)
         dcp.load({"memory": protection}, checkpoint_id=f"{folder}/{layout}.checkpoint")
-        if layout != "layer":
+        if not layout.startswith("layer"):
             found[f"rank {layout}"] = len(protection.projector.basis)
         if layout in ("ddp", "flat"):
             _, _, other = protected({"ddp": "flat", "flat": "ddp"}[layout], size)
             dcp.load({"memory": other}, checkpoint_id=f"{folder}/{layout}.checkpoint")
             found[f"{layout} by the other"] = projected(other)
         found[layout] = _outcome(net, optimizer, protection, layout, rank, size)
-        if layout != "layer":
+        if not layout.startswith("layer"):
             batches = list(cases.in_order(2, 3, 12))
             protection.remember(batches[rank::size])
             found[f"continued {layout}"] = (protection.memory.examples, projected(protection))
