@@ -166,8 +166,15 @@ def test_an_anchor_of_another_kind_is_refused():
         return protection.state_dict(), protection
 
     (whole, _), (rounded, loaded) = protection(None), protection("int8")
-    with pytest.raises(so.StorageError, match="anchor"):
-        loaded.load_state_dict({"meta": rounded["meta"], "tensors": whole["tensors"]})
+    tensors = rounded["tensors"]
+    for wrong in (
+        whole["tensors"],
+        {**tensors, "anchor.weight": tensors["anchor.weight"].double()},
+        {**tensors, "anchor.weight": tensors["anchor.weight"][:1]},
+        {**tensors, "anchor.weight.scales": tensors["anchor.weight.scales"][:1]},
+    ):
+        with pytest.raises(so.StorageError, match="anchor"):
+            loaded.load_state_dict({"meta": rounded["meta"], "tensors": wrong})
     # a file from before there was a choice has its anchor in full
     older = {**whole["meta"], "settings": {k: v for k, v in whole["meta"]["settings"].items() if k != "anchor_dtype"}}
     loaded.load_state_dict({"meta": older, "tensors": whole["tensors"]})

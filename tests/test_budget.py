@@ -103,8 +103,10 @@ def test_where_no_anchor_fits_inputs_are_projected_hard():
     assert "Inputs only" in choice.reason
     # steps that are projected together need a copy, of which the rounded one is the smallest
     assert memory_for(200_000, parameters, 50, 0).memory.anchor_dtype == "int8"
-    with pytest.raises(ValueError, match="copy of the weights"):
+    with pytest.raises(ValueError, match=r"takes ([\d,]+) bytes, [\d,]+ of them for a copy of the weights") as caught:
         memory_for(120_000, parameters, 50, 0)
+    needed = int(str(caught.value).split("takes ")[1].split(" bytes")[0].replace(",", ""))
+    assert memory_for(needed, parameters, 50, 0).memory.rank == 4
 
 
 def test_a_memory_that_fits_without_an_anchor_is_not_refused():
