@@ -157,6 +157,20 @@ def test_every_budget_of_equal_bytes_is_kept_and_used(benchmark: str, monkeypatc
     assert all(len(set(sizes)) == len(sizes) for sizes in seen.values()), "a budget gives the same memory again"
 
 
+def test_a_layer_memory_has_the_anchor_that_its_budget_has_room_for() -> None:
+    def chosen(budget: int, **settings: object) -> dict[str, object]:
+        made = presets.default_method("layer-sketch", "split-mnist", budget=budget, **settings)
+        return {"every": made.every, **{key: made.options.get(key) for key in ("ridge", "anchor_dtype", "strength")}}
+
+    assert chosen(1_000_000) == {"every": 50, "ridge": None, "anchor_dtype": None, "strength": 4.0}
+    assert chosen(500_000) == {"every": 50, "ridge": None, "anchor_dtype": "int8", "strength": 4.0}
+    assert chosen(200_000) == {"every": 1, "ridge": 0.0, "anchor_dtype": None, "strength": None}
+    # what is said goes before
+    assert chosen(1_000_000, anchor_dtype="int8")["anchor_dtype"] == "int8"
+    assert chosen(500_000, ridge=0.1, every=1) == {"every": 1, "ridge": 0.1, "anchor_dtype": None, "strength": None}
+    assert chosen(200_000, every=7)["every"] == 7
+
+
 def test_methods_with_runs_elsewhere_are_not_run_twice() -> None:
     named = {(run.method.name, run.method.budget) for run in presets.equal_bytes(["rotated-mnist"], seeds=1).runs}
     assert ("sketchogd-1", settings.PAPER_BYTES["rotated-mnist"]) not in named

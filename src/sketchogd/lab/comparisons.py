@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from sketchogd.budget import ANCHORS, anchor_for, parse_bytes
+from sketchogd.budget import ANCHORS, parse_bytes
 from sketchogd.lab.configs import RunConfig
 from sketchogd.lab.methods import KINDS, Method, method, unknown
 from sketchogd.lab.published import EXAMPLES, TASKS
@@ -109,11 +109,10 @@ def _at_budget(name: str, benchmark: str, budget: int) -> list[Method]:
     p, sizes, tasks = PARAMETERS[benchmark], SIZES[benchmark], TASKS[benchmark]
     settings: dict[str, Any] = {"budget": budget}
     if name in ("layer-sketch", "gpm"):
-        # A copy of the weights, for an anchor or for lazy projection, would take most of a small budget.
-        anchor = anchor_for(budget, (4 * p, p, 0))
-        if anchor == 0 or (anchor == 1 and name == "layer-sketch"):
-            return [default_method(name, benchmark, **settings, **ANCHORS[anchor])]
-        return [method(name, every=1, **settings, **(ANCHORS[2] if name == "layer-sketch" else {}))]
+        # The copy of the weights that lazy projection needs would take most of a small budget.
+        if name == "gpm" and budget < 8 * p:
+            return [method(name, every=1, **settings)]
+        return [default_method(name, benchmark, **settings)]
     if name in ("pca-ogd", "random-ogd") or name in FEWEST_VECTORS:
         settings |= {"samples": sizes.pca[0]} if name == "pca-ogd" else {}
         settings |= TUNED_SKETCH.get(benchmark, {}) if name == "sketchogd" else {}
@@ -170,9 +169,8 @@ def goal_list() -> list[Goal]:
     for key, words in _LAYERS.items():
         for benchmark, accuracy in zip(PARAMETERS, (0.905, 0.925, 0.910, 0.665), strict=True):
             budget = SMALL_BYTES[benchmark] // (4 if key == "quarter" else 1)
-            options = TUNED["layer-sketch"][benchmark] if key == "tuned" else ONE_RULE
-            options = options | (ANCHORS[1] if key == "quarter" else {})
-            chosen = method("layer-sketch", budget=budget, **options)
+            options = ANCHORS[1] if key == "quarter" else TUNED["layer-sketch"][benchmark] if key == "tuned" else {}
+            chosen = method("layer-sketch", budget=budget, **ONE_RULE, **options)
             found.append(Goal(key, benchmark, chosen, accuracy, f"{budget / MB:g} MB, {words}"))
     return found
 

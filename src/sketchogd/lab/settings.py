@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sketchogd.budget import ANCHORS, anchor_for
 from sketchogd.lab.configs import RunConfig, Training
 from sketchogd.lab.methods import Method, method, unknown
 from sketchogd.lab.streams import BENCHMARKS
@@ -127,7 +128,17 @@ def table2_method(name: str, benchmark: str) -> Method:
 
 
 def default_method(name: str, benchmark: str, **settings: Any) -> Method:
-    """A method with its usual settings, or what was tuned for the benchmark; a ridge takes the place of a strength."""
+    """A method with its usual settings, or what was tuned for the benchmark; a ridge takes the place of a strength.
+
+    The anchor of a layer memory is kept as its budget asks for, unless something is said about it.
+    """
+    budget = settings.get("budget")
+    if name == "layer-sketch" and budget is not None and not settings.keys() & {"ridge", "anchor_dtype"}:
+        p = PARAMETERS[benchmark]
+        anchor = ANCHORS[anchor_for(budget, (4 * p, p, 0))]
+        settings |= anchor
+        if "ridge" in anchor and settings.get("every") is None:
+            settings["every"] = 1  # steps that are projected together would need a copy of the weights as well
     tuned = {} if settings.get("ridge") is not None else TUNED.get(name, {}).get(benchmark, {})
     return method(name, **{**tuned, **settings})
 
