@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from sketchogd.lab import models, presets
 from sketchogd.lab.causes import suspects
 from sketchogd.lab.published_agem import PublishedAGEM
-from sketchogd.lab.train import use_head
+from sketchogd.lab.scoring import use_head
 
 
 def test_only_the_number_of_steps_between_projections_differs() -> None:

@@ -30,6 +30,7 @@ from sketchogd.lab.grouping import BLOCK, projects
 from sketchogd.lab.lanes import Data, Lane
 from sketchogd.lab.methods import Setup, build
 from sketchogd.lab.recalling import Recall, recalls
+from sketchogd.lab.scoring import count_right, use_head
 from sketchogd.lab.stacked import Backward, gradients, stacked, stacked_optimizer, step_, written_out
 
 LONGEST = 200
@@ -120,9 +121,9 @@ class Group:
 
     def _learner(self, config: RunConfig, model: nn.Module, idle: torch.optim.Optimizer, data: int) -> Baseline:
         def loss_of_head(inputs: Tensor, targets: Tensor, head: int) -> Tensor:
-            train.use_head(model, head)
+            use_head(model, head)
             loss = cross_entropy(model(inputs), targets)
-            train.use_head(model, self.head)
+            use_head(model, self.head)
             return loss
 
         protected = train.protected_of(model)
@@ -161,7 +162,7 @@ class Group:
         epochs, T = self.training.epochs, len(self.stream)
         self.head = self.heads[t]
         for lane in self.lanes:
-            train.use_head(lane.model, self.head)
+            use_head(lane.model, self.head)
         frozen = self.training.eval_after_first_step
         self.data.load(t, self._features() if frozen and t else None)
         order: Tensor | None = None
@@ -323,7 +324,7 @@ class Group:
             for lane in self.lanes:
                 tests = self.data.tests[lane.data]
                 with lane.learner.preview():
-                    counts = [train.count_right(lane.model, *tests[t], self.heads[t], self.head) for t in tasks]
+                    counts = [count_right(lane.model, *tests[t], self.heads[t], self.head) for t in tasks]
                 right.append(torch.stack(counts))
             sizes = torch.tensor([len(self.data.tests[0][t][1]) for t in tasks])
             shares: list[list[float]] = (torch.stack(right).cpu().double() / sizes).tolist()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,12 +22,12 @@ from torch.nn.functional import cross_entropy
 from sketchogd import atomicfile
 from sketchogd.baselines import Baseline
 from sketchogd.baselines.examples import bytes_of_example
-from sketchogd.batches import evaluating
 from sketchogd.lab import metrics, models, rank_errors, records
 from sketchogd.lab.configs import RunConfig, Training, make_optimizer, model_for, stream_of
 from sketchogd.lab.learners import Protected
 from sketchogd.lab.methods import Method, Setup, build
 from sketchogd.lab.processes import Alone, Processes
+from sketchogd.lab.scoring import accuracy, use_head, using_head
 from sketchogd.lab.tasks import Pair, Stream
 from sketchogd.memory import GradientMemory
 from sketchogd.parameters import ProtectedParameters, Selection
@@ -41,15 +41,6 @@ CHECKPOINT_SHARE = 0.05
 """Checkpoints between the ends of tasks may take this share of the time."""
 
 STEPS_BETWEEN_REPORTS = 200
-EVALUATED_AT_ONCE = 10_000
-
-
-@runtime_checkable
-class Headed(Protocol):
-    """A model with one output head a task."""
-
-    def use_head(self, head: int) -> None:
-        """Select the head that `forward` uses."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,7 @@ def fit(
     active = [heads[0]]
 
     def loss_of_head(inputs: Tensor, targets: Tensor, head: int) -> Tensor:
-        with _head(model, head, active[0]):
+        with using_head(model, head, active[0]):
             return cross_entropy(model(inputs), targets)
 
     x, y = stream.train(0)
@@ -270,27 +261,6 @@ def protected_of(model: nn.Module) -> Selection:
     return models.LeNet.PROTECTED if isinstance(model, models.LeNet) else None
 
 
-def use_head(model: nn.Module, head: int) -> None:
-    """Select an output head, where the model has several."""
-    if isinstance(model, Headed):
-        model.use_head(head)
-
-
-def accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, head: int = 0, back_to: int = 0) -> float:
-    """Share of the inputs (n, …) for which the largest logit is the target's; modes and head are restored."""
-    return int(count_right(model, inputs, targets, head, back_to)) / len(targets)
-
-
-@torch.no_grad()
-def count_right(model: nn.Module, inputs: Tensor, targets: Tensor, head: int = 0, back_to: int = 0) -> Tensor:
-    """For how many inputs the largest logit is the target's, as a tensor of one number."""
-    right = torch.zeros((), dtype=torch.int64, device=targets.device)
-    with evaluating(model), _head(model, head, back_to):
-        for x, y in zip(inputs.split(EVALUATED_AT_ONCE), targets.split(EVALUATED_AT_ONCE), strict=True):
-            right += (model(x).argmax(1) == y).sum()
-    return right
-
-
 def ledger(learner: Baseline) -> dict[str, Any]:
     """Every tensor that the method keeps between steps, and the bytes of all, as plain values."""
     entries = [
@@ -322,15 +292,6 @@ class _Clock:
 
     def last(self, what: str) -> float:
         return self._lasted.get(what, 0.0)
-
-
-@contextmanager
-def _head(model: nn.Module, head: int, back_to: int) -> Iterator[None]:
-    use_head(model, head)
-    try:
-        yield
-    finally:
-        use_head(model, back_to)
 
 
 def _placed(pair: Pair, device: str | torch.device) -> Pair:
