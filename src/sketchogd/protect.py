@@ -282,7 +282,6 @@ class Protection:
 
     def ledger(self) -> Ledger:
         """Every tensor kept between steps, with its bytes; with several processes, in this one."""
-
         return Ledger.of(self.held())
 
     def held(self) -> Iterator[Held]:

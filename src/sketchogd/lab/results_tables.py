@@ -219,7 +219,7 @@ def not_run(found: Evidence, benchmark: str) -> list[str]:
     for run in presets.equal_bytes([benchmark], seeds=1).runs:
         sizes.setdefault(row_of(run), []).append(found.cell(run) is not None)
     missing = [f"{title(row)} {known.count(False)}" for row, known in sizes.items() if not all(known)]
-    return [f"* Sizes that have not been run: {', '.join(missing)}."] if missing else []
+    return [f"* Not in what is said above, as these sizes have not been run: {', '.join(missing)}."] if missing else []
 
 
 def points_table(points: Sequence[Point]) -> list[str]:
