@@ -1,6 +1,7 @@
 """Runs trained side by side come out as single runs do."""
 
 import gc
+import re
 import weakref
 from dataclasses import replace
 
@@ -132,6 +133,19 @@ def state_of(net, S=4):
     return state, fixed, [name for name, p in net.named_parameters() if p.requires_grad]
 
 
+def joined(state):
+    """The tensors (S, …) as a stack has them: those of all heads one below the other."""
+    found = {}
+    for name, t in state.items():
+        found.setdefault(re.sub(r"heads\.\d+", "heads", name), []).append(t)
+    return {name: torch.cat(ts, 1) for name, ts in found.items()}
+
+
+def gradients_of(twin, trained):
+    """What autograd found, zeros where it came to nothing."""
+    return joined({n: torch.zeros_like(twin[n]) if twin[n].grad is None else twin[n].grad for n in trained})
+
+
 def losses_of(net, state, x, y):
     """Autograd's twin of the passes: the models one at a time."""
     return torch.stack(
@@ -156,20 +170,22 @@ def test_passes_that_are_written_out_are_those_of_autograd(make, passes):
     twin = {name: t.clone().requires_grad_(name in trained) for name, t in state.items()}
     x, y = torch.randn(4, 6, *shape, dtype=torch.float64), torch.randint(0, 3, (4, 6))
     features = passes is stacked.features_passes
-    assert stacked.written_out(net, trained, features) is passes
+    assert stacked.written_out(net, features) is passes
+    net.get_parameter(trained[0]).requires_grad_(False)
     with pytest.raises(ValueError, match=f"with .*{trained[0]} frozen cannot be trained side by side"):
-        stacked.written_out(net, trained[1:], features)
+        stacked.written_out(net, features)
     optimizer = torch.optim.SGD([twin[name] for name in trained], lr=0.1)
+    state = joined(state)
     for _ in range(3):
         losses = losses_of(net, {**fixed, **twin}, x, y)
         optimizer.zero_grad()
         losses.sum().backward()
         mine, found = stacked.gradients(passes, net, {**fixed, **state}, x, y)
         torch.testing.assert_close(mine, losses.detach())
-        torch.testing.assert_close(found, {n: twin[n].grad for n in trained if twin[n].grad is not None})
+        torch.testing.assert_close(found, gradients_of(twin, trained))
         optimizer.step()
         torch.testing.assert_close(stacked.step_(passes, net, {**fixed, **state}, x, y, 0.1), losses.detach())
-    torch.testing.assert_close(state, {name: t.detach() for name, t in twin.items()})
+    torch.testing.assert_close(state, joined({name: t.detach() for name, t in twin.items()}))
 
 
 def test_examples_of_several_heads_go_through_their_own():
@@ -178,17 +194,17 @@ def test_examples_of_several_heads_go_through_their_own():
     state, fixed, trained = state_of(net, S=2)
     twin = {name: t.clone().requires_grad_(name in trained) for name, t in state.items()}
     x, y = torch.randn(2, 6, *shape, dtype=torch.float64), torch.randint(0, 3, (2, 6))
-    heads, places = [0, 2], torch.tensor([[0, 1, 1, 0, 1, 1], [1, 1, 0, 0, 0, 0]])
-    losses, found = stacked.gradients(stacked.features_passes, net, {**fixed, **state}, x, y, (heads, places))
+    heads = torch.tensor([[0, 2, 2, 0, 2, 2], [2, 2, 0, 0, 0, 0]])
+    losses, found = stacked.gradients(stacked.features_passes, net, {**fixed, **joined(state)}, x, y, heads)
     total = torch.zeros(2, dtype=torch.float64)
     for s in range(2):
         for i in range(6):
-            net.use_head(heads[places[s, i]])
+            net.use_head(int(heads[s, i]))
             one = {name: t[s : s + 1] for name, t in {**fixed, **twin}.items()}
             total[s] = total[s] + losses_of(net, one, x[s : s + 1, i : i + 1], y[s : s + 1, i : i + 1])[0] / 6
     total.sum().backward()
     torch.testing.assert_close(losses, total.detach())
-    torch.testing.assert_close(found, {n: twin[n].grad for n in trained if not n.startswith("heads.1.")})
+    torch.testing.assert_close(found, gradients_of(twin, trained))
 
 
 def test_other_models_are_refused():
@@ -197,7 +213,7 @@ def test_other_models_are_refused():
     lenet, _ = lenet_on_features()
     for net, features in [*((net, True) for net in others), (lenet, False), (lenet.train(), True)]:
         with pytest.raises(ValueError, match="side by side"):
-            stacked.written_out(net, dict(net.named_parameters()), features)
+            stacked.written_out(net, features)
 
 
 @pytest.mark.parametrize("parts", [[(5, False)], [(2, True), (1, True), (2, False)]])
@@ -266,7 +282,8 @@ def test_a_recall_draws_what_single_runs_would():
     learners, twins = ([member(*each) for each in settings] for _ in range(2))
     for learner, twin in zip(learners, twins, strict=True):
         twin.store.load_state_dict(learner.store.state_dict(), lambda t: t)
-    several, one = recalling.recalls(list(enumerate(learners)), torch.device("cpu"))
+    stack = stacked.stacked([models.mlp(4, (3,), 2) for _ in learners])
+    several, one = recalling.recalls(list(enumerate(learners)), stack, torch.device("cpu"))
     assert several.which.tolist() == [0, 1]
     assert one.which.tolist() == [2]  # it has but three examples, and the one before four
     for recall, theirs in ((several, twins[:2]), (one, twins[2:])):
@@ -279,14 +296,18 @@ def test_a_recall_draws_what_single_runs_would():
                     assert torch.equal(recall.targets[row], y)
 
 
+@pytest.mark.parametrize("spare", [0, 1])
 @pytest.mark.parametrize("kind", [AGEM, PublishedAGEM])
-def test_memory_batches_of_several_heads_change_gradients_as_alone(kind):
-    """Six examples out of twelve: which head is the first one's, by which the released code goes, changes."""
+def test_memory_batches_of_several_heads_change_gradients_as_alone(kind, spare):
+    """Six examples out of twelve: which head is the first one's, by which the released code goes, changes.
+
+    With a spare model, which keeps no examples, the recalled ones are not all that there are.
+    """
     g = torch.Generator().manual_seed(0)
-    nets = [lenet_on_features()[0].double() for _ in range(3)]
+    nets = [lenet_on_features()[0].double() for _ in range(3 + spare)]
     stack, learners = stacked.stacked(nets), []
     options = {"protected": models.LeNet.PROTECTED} if kind is PublishedAGEM else {}
-    for s, net in enumerate(nets):
+    for s, net in enumerate(nets[:3]):
         for p in net.parameters():
             p.data.add_(torch.randn(p.shape, generator=g, dtype=p.dtype), alpha=0.1)
 
@@ -300,27 +321,28 @@ def test_memory_batches_of_several_heads_change_gradients_as_alone(kind):
         for head in (0, 2, 1):
             x = torch.rand(9, 3200, generator=g, dtype=torch.float64)
             learners[s].end_task(x, torch.randint(0, 5, (9,), generator=g), head)
-    (recall,) = recalling.recalls(list(enumerate(learners)), torch.device("cpu"))
+    (recall,) = recalling.recalls(list(enumerate(learners)), stack, torch.device("cpu"))
     recall.plan(5)
     changed = 0
     for at in range(5):
-        x = torch.rand(3, 4, 3200, generator=g, dtype=torch.float64)
-        y = torch.randint(0, 5, (3, 4), generator=g)
+        x = torch.rand(len(nets), 4, 3200, generator=g, dtype=torch.float64)
+        y = torch.randint(0, 5, (len(nets), 4), generator=g)
         _, found = stacked.gradients(stacked.features_passes, nets[0], stack.weights, x, y)
-        found |= {n: torch.zeros_like(t) for n, t in stack.trained.items() if n not in found}
-        recall.change_(found, torch.tensor([at]), 4, stacked.features_passes, nets[0], stack.weights)
-        for s, (net, learner) in enumerate(zip(nets, learners, strict=True)):
+        alone = {name: t.clone() for name, t in found.items()}
+        recall.change_(found, torch.tensor([at]), 4, stacked.features_passes, nets[0])
+        for s, (net, learner) in enumerate(zip(nets[:3], learners, strict=True)):
             learner.store.draws = at
             net.zero_grad()
             cross_entropy(net(x[s]), y[s]).backward()
             before = net.wide.weight.grad.clone()
             learner.before_step(x[s], y[s], 1)
             changed += not torch.equal(before, net.wide.weight.grad)
-            for name in stack.trained:
-                expected = net.get_parameter(name).grad
-                torch.testing.assert_close(
-                    found[name][s], torch.zeros_like(found[name][s]) if expected is None else expected
-                )
+            named = {name: p for name, p in net.named_parameters() if p.requires_grad}
+            expected = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in named.items()}
+            mine = {name: t[s : s + 1] for name, t in found.items()}
+            torch.testing.assert_close(mine, joined({name: t.unsqueeze(0) for name, t in expected.items()}))
+        for name, t in found.items():
+            assert torch.equal(t[3:], alone[name][3:])
     assert 0 < changed < 15
 
 

@@ -11,26 +11,29 @@ from torch import Tensor, nn
 
 from sketchogd.baselines import AGEM, Baseline, Replay
 from sketchogd.lab.published_agem import PublishedAGEM
-from sketchogd.lab.stacked import Backward, gradients
+from sketchogd.lab.stacked import Backward, Stack, gradients
 
 Learner = AGEM | Replay
 Weights = dict[str, Tensor]
 
 
 class Recall:
-    """The examples of R runs: inputs (N, …), targets (N,), the places of their heads (N,), and the next draws."""
+    """The examples of R runs out of the S of a stack: inputs (N, …), targets (N,), heads (N,), and the next draws."""
 
-    def __init__(self, members: Sequence[tuple[int, Learner]], m: int, device: torch.device) -> None:
+    def __init__(self, members: Sequence[tuple[int, Learner]], m: int, stack: Stack, device: torch.device) -> None:
         self.stores = [learner.store for _, learner in members]
         self.m = m
         first = members[0][1]
         self.projects = isinstance(first, AGEM)
         self.body = first.body.names if isinstance(first, PublishedAGEM) else None
         self.which = torch.tensor([s for s, _ in members], device=device)
+        self.stack = stack
+        self.all = len(members) == len(next(iter(stack.weights.values())))
+        # Between two tasks nothing but the trained weights moves.
+        self.still = {n: t.index_select(0, self.which) for n, t in stack.weights.items() if n not in stack.trained}
         self.inputs = torch.cat([store.tensors()["inputs"] for store in self.stores])
         self.targets = torch.cat([store.tensors()["targets"] for store in self.stores])
-        heads, places = torch.cat([store.groups for store in self.stores]).unique(return_inverse=True)
-        self.heads, self.places = heads.tolist(), places.to(device)
+        self.heads = torch.cat([store.groups for store in self.stores]).to(device)
         sizes = torch.tensor([len(store) for store in self.stores])
         self.starts = (sizes.cumsum(0) - sizes).view(-1, 1, 1)
         self.rows = torch.zeros(len(members), 0, 0, dtype=torch.int64, device=device)
@@ -53,14 +56,16 @@ class Recall:
             self.rows = rows.to(self.rows.device)
 
     @torch.no_grad()
-    def change_(self, found: Weights, at: Tensor, b: int, backward: Backward, net: nn.Module, weights: Weights) -> None:
+    def change_(self, found: Weights, at: Tensor, b: int, backward: Backward, net: nn.Module) -> None:
         """Change the gradients `found` (S, …) of batches of b by those of the stored examples of step `at` (1,)."""
         rows = self.rows.index_select(1, at).squeeze(1)
-        theirs = {name: t.index_select(0, self.which) for name, t in weights.items()}
-        places = self.places[rows]
+        weights = self.stack.weights
+        if not self.all:
+            weights = self.still | {name: weights[name].index_select(0, self.which) for name in self.stack.trained}
+        heads = self.heads[rows]
         if self.body is not None:  # as in `PublishedAGEM`: all go through the first one's head, and heads stay
-            places = places[:, :1].expand_as(places)
-        _, recalled = gradients(backward, net, theirs, self.inputs[rows], self.targets[rows], (self.heads, places))
+            heads = heads[:, :1].expand_as(heads)
+        _, recalled = gradients(backward, net, weights, self.inputs[rows], self.targets[rows], heads)
         if self.body is not None:
             for name in found.keys() - self.body:
                 found[name].index_fill_(0, self.which, 0.0)
@@ -71,13 +76,13 @@ class Recall:
             average_(found, self.which, recalled, b, self.m)
 
 
-def recalls(learners: Sequence[tuple[int, Baseline]], device: torch.device) -> list[Recall]:
+def recalls(learners: Sequence[tuple[int, Baseline]], stack: Stack, device: torch.device) -> list[Recall]:
     """The runs of a group that keep examples, each with its number, in parts that draw equally many."""
     parts: dict[tuple[type, int], list[tuple[int, Learner]]] = {}
     for s, learner in learners:
         if recalls_examples(learner) and len(learner.store):
             parts.setdefault((type(learner), min(learner.batch, len(learner.store))), []).append((s, learner))
-    return [Recall(members, m, device) for (_, m), members in parts.items()]
+    return [Recall(members, m, stack, device) for (_, m), members in parts.items()]
 
 
 def recalls_examples(learner: Baseline) -> TypeGuard[Learner]:
@@ -99,6 +104,4 @@ def average_(found: Weights, which: Tensor, recalled: Weights, n: int, m: int) -
     """(n g + m r) / (n + m) as in `Replay.before_step`, for the models `which` (R,) of S, in place."""
     for name, g in found.items():
         mean = g.index_select(0, which).mul_(n / (n + m))
-        if name in recalled:
-            mean.add_(recalled[name], alpha=m / (n + m))
-        g.index_copy_(0, which, mean)
+        g.index_copy_(0, which, mean.add_(recalled[name], alpha=m / (n + m)))

@@ -168,7 +168,7 @@ class Group:
         order: Tensor | None = None
         graphs: dict[Block, Any] = {}
         self.waiting = [0] * len(self.lanes)
-        self.recalls = recalls([(s, lane.learner) for s, lane in enumerate(self.lanes)], self.device)
+        self.recalls = recalls([(s, lane.learner) for s, lane in enumerate(self.lanes)], self.stack, self.device)
         for epoch in range(epochs):
             drawn = [
                 torch.randperm(self.data.n, generator=train.generator(lane.config.seed, "order", t, epoch))
@@ -198,7 +198,7 @@ class Group:
         run waits for, or an epoch ends before, there are several blocks, with the projection after the last, outside.
         """
         b = self.training.batch
-        self.backward = written_out(self.lanes[0].model, self.stack.trained, self.data.x.ndim == 2)
+        self.backward = written_out(self.lanes[0].model, self.data.x.ndim == 2)
         while done < steps:
             count = min(*map(operator.sub, self.every, self.waiting), steps - done, LONGEST)
             last = b if done + count < steps else self.data.n - (steps - 1) * b
@@ -242,18 +242,15 @@ class Group:
         rows = order.index_select(1, self.at * self.training.batch + self.columns[:b])
         x, y = self.data.x[rows], self.data.y[rows]
         net, leaves, weights, backward = self.lanes[0].model, self.stack.trained, self.stack.weights, self.backward
-        others = bool(self.hooked or self.recalls)
-        if not others and self.training.optimizer == "sgd":
+        if not self.hooked and not self.recalls and self.training.optimizer == "sgd":
             self.loss += step_(backward, net, weights, x, y, self.training.lr)
             self.at += 1
             return
         losses, found = gradients(backward, net, weights, x, y)
-        if others:
-            found |= {name: torch.zeros_like(leaf) for name, leaf in leaves.items() if name not in found}
         for recall in self.recalls:
-            recall.change_(found, self.at, b, backward, net, weights)
+            recall.change_(found, self.at, b, backward, net)
         for name, leaf in leaves.items():
-            leaf.grad = found.get(name)
+            leaf.grad = found[name]
         with self._own_streams() as own:
             for s, lane in self.hooked:
                 with own(s):

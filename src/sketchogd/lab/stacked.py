@@ -1,10 +1,14 @@
 """Weights side by side: the parameters of S equal models as one tensor (S, …) each, and the passes through all of them.
 
-Letters: S models, b examples in a batch, C logits.
+The heads of a LeNet stand one below the other in two tensors, "heads.weight" and "heads.bias", so that a batch whose
+examples belong to many heads is no more work to ask for than one of a single head.
+
+Letters: S models, b examples in a batch, C logits of a head, H heads.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,28 +17,27 @@ from torch import Tensor, nn
 from sketchogd.lab.configs import OPTIMIZERS, RunConfig
 from sketchogd.lab.models import LeNet
 
-Heads = tuple[Sequence[int], Tensor]
-"""The output heads that occur in batches of S models, and the place (S, b) of each example's head among them."""
+ALL = slice(None)
 
-Take = Callable[[str | None, str, Tensor, Tensor | None], None]
-"""Told of a layer, take(weight, bias, δ, a): the names of its weight (or None) and bias, its inputs a (S, b, fan-in),
-and the derivative δ (S, b, fan-out) of the losses by its outputs."""
+Take = Callable[[str | None, str, Tensor, Tensor | None, slice], None]
+"""Told of a layer, take(weight, bias, δ, a, rows): the names of its weight (or None) and bias, its inputs a
+(S, b, fan-in), the derivative δ (S, b, …) of the losses by its outputs, and which rows of weight and bias they are."""
 
-Backward = Callable[[nn.Module, dict[str, Tensor], Tensor, Tensor, Heads | None, Take], Tensor]
+Backward = Callable[[nn.Module, dict[str, Tensor], Tensor, Tensor, Tensor | None, Take], Tensor]
 """The passes of S models written out, backward(net, weights, x, y, heads, take), without autograd. The losses (S,).
 
-`take` is called for one layer after another, from the last, each when nothing will read its weights again. Without
-`heads` all examples belong to the head that `net` has in use.
+`take` is called for one layer after another, from the last, each when nothing will read its weights again. `heads`
+(S, b) are those that the examples belong to; without them all belong to the one that `net` has in use.
 """
 
 
-def written_out(net: nn.Module, trained: Collection[str], features: bool) -> Backward:
-    """The passes of models like `net`, whose parameters `trained` move, on images or flat features.
+def written_out(net: nn.Module, features: bool) -> Backward:
+    """The passes of models like `net`, frozen where it is, on images or flat features.
 
     Raises:
         ValueError: passes of such models are not written out; they cannot be trained side by side.
     """
-    still = [name for name, _ in net.named_parameters() if name not in trained]
+    still = [name for name, p in net.named_parameters() if not p.requires_grad]
     if is_chain(net) and not still:
         return chain_passes
     on_features = isinstance(net, LeNet) and not net.training and features
@@ -51,7 +54,7 @@ def is_chain(net: nn.Module) -> bool:
 
 
 def chain_passes(
-    net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, heads: Heads | None, take: Take
+    net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, heads: Tensor | None, take: Take
 ) -> Tensor:
     """`Backward` of chains (see `is_chain`), which have one head."""
     layers = [name for name, module in net.named_children() if type(module) is nn.Linear]
@@ -63,37 +66,37 @@ def chain_passes(
     losses, delta = _losses_and_delta(a, y)
     for i, name in reversed(list(enumerate(layers))):
         below = torch.bmm(delta, weights[f"{name}.weight"]).mul_(inputs[i] > 0) if i else delta
-        take(f"{name}.weight", f"{name}.bias", delta, inputs[i])
+        take(f"{name}.weight", f"{name}.bias", delta, inputs[i], ALL)
         delta = below
     return losses
 
 
 def features_passes(
-    net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, heads: Heads | None, take: Take
+    net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, heads: Tensor | None, take: Take
 ) -> Tensor:
     """`Backward` of LeNets in evaluation mode on the features x (S, b, 3200) of their frozen convolutions."""
     assert isinstance(net, LeNet)
-    used, place = heads or ([net.head], None)
+    C = weights["heads.bias"].shape[1] // len(net.heads)
+    own = ALL if heads is not None else slice(net.head * C, (net.head + 1) * C)
     scale, shift = (weights[f"wide_norm.{name}"].unsqueeze(1) for name in ("weight", "bias"))
     mean, variance = (weights[f"wide_norm.running_{name}"].unsqueeze(1) for name in ("mean", "var"))
-    head, head_bias = (torch.cat([weights[f"heads.{h}.{name}"] for h in used], 1) for name in ("weight", "bias"))
+    head, head_bias = (weights[f"heads.{name}"][:, own] for name in ("weight", "bias"))
     inverse = (variance + net.wide_norm.eps).rsqrt_()
     normal = _linear(x, weights["wide.weight"], weights["wide.bias"]).sub_(mean).mul_(inverse)
     a = torch.addcmul(shift, normal, scale).relu_()
     logits = _linear(a, head, head_bias)
-    if place is None:
+    if heads is None:
         losses, delta = _losses_and_delta(logits, y)
     else:
-        of_heads = logits.unflatten(-1, (len(used), -1))
-        own = place[..., None, None].expand(*place.shape, 1, of_heads.shape[-1])
-        losses, delta_of_own = _losses_and_delta(of_heads.gather(2, own).squeeze(2), y)
-        delta = torch.zeros_like(of_heads).scatter_(2, own, delta_of_own.unsqueeze(2)).flatten(2)
+        of_heads = logits.unflatten(-1, (-1, C))
+        theirs = heads[..., None, None].expand(*heads.shape, 1, C)
+        losses, delta_of_theirs = _losses_and_delta(of_heads.gather(2, theirs).squeeze(2), y)
+        delta = torch.zeros_like(of_heads).scatter_(2, theirs, delta_of_theirs.unsqueeze(2)).flatten(2)
     below = torch.bmm(delta, head).mul_(a > 0)
-    for h, of_head in zip(used, delta.chunk(len(used), -1), strict=True):
-        take(f"heads.{h}.weight", f"heads.{h}.bias", of_head, a)
-    take("wide.weight", "wide.bias", below * (inverse * scale), x)
-    take(None, "wide_norm.weight", normal.mul_(below), None)
-    take(None, "wide_norm.bias", below, None)
+    take("heads.weight", "heads.bias", delta, a, own)
+    take("wide.weight", "wide.bias", below * (inverse * scale), x, ALL)
+    take(None, "wide_norm.weight", normal.mul_(below), None, ALL)
+    take(None, "wide_norm.bias", below, None, ALL)
     return losses
 
 
@@ -104,27 +107,36 @@ def step_(backward: Backward, net: nn.Module, weights: dict[str, Tensor], x: Ten
     The same as that of torch.optim.SGD, but no gradient is ever stored: W −= lr δᵀ a is one product.
     """
 
-    def descend(weight: str | None, bias: str, delta: Tensor, a: Tensor | None) -> None:
+    def descend(weight: str | None, bias: str, delta: Tensor, a: Tensor | None, rows: slice) -> None:
         if weight is not None and a is not None:
-            weights[weight].baddbmm_(delta.transpose(1, 2), a, alpha=-lr)
-        weights[bias].sub_(delta.sum(1), alpha=lr)
+            weights[weight][:, rows].baddbmm_(delta.transpose(1, 2), a, alpha=-lr)
+        weights[bias][:, rows].sub_(delta.sum(1), alpha=lr)
 
     return backward(net, weights, x, y, None, descend)
 
 
 @torch.no_grad()
 def gradients(
-    backward: Backward, net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, heads: Heads | None = None
+    backward: Backward, net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, heads: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The losses (S,) of S models, means over their batches, and the gradients (S, …) of all parameters they reach."""
+    """The losses (S,) of S models, means over their batches, and the gradients (S, …) of all that is trained."""
     found = {}
 
-    def keep(weight: str | None, bias: str, delta: Tensor, a: Tensor | None) -> None:
+    def keep(weight: str | None, bias: str, delta: Tensor, a: Tensor | None, rows: slice) -> None:
         if weight is not None and a is not None:
-            found[weight] = torch.bmm(delta.transpose(1, 2), a)
-        found[bias] = delta.sum(1)
+            found[weight] = _among(weights[weight], rows, torch.bmm(delta.transpose(1, 2), a))
+        found[bias] = _among(weights[bias], rows, delta.sum(1))
 
     return backward(net, weights, x, y, heads, keep), found
+
+
+def _among(whole: Tensor, rows: slice, part: Tensor) -> Tensor:
+    """A tensor like `whole` (S, …) with `part` in these rows of each model and zeros in the others."""
+    if rows == ALL:
+        return part
+    found = torch.zeros_like(whole)
+    found[:, rows] = part
+    return found
 
 
 def _linear(a: Tensor, W: Tensor, bias: Tensor) -> Tensor:
@@ -148,27 +160,44 @@ class Stack:
 
     def lend_gradients(self, s: int, model: nn.Module) -> None:
         """Give model s views of its own gradients, to be changed in place."""
-        named = dict(model.named_parameters())
-        for name, leaf in self.trained.items():
-            assert leaf.grad is not None
-            named[name].grad = leaf.grad[s]
+        for name, members in _joined(model).items():
+            if name in self.trained:
+                gradient = self.trained[name].grad
+                assert gradient is not None
+                for member, piece in zip(members, _pieces(gradient[s], members), strict=True):
+                    member.grad = piece
 
 
 def stacked(nets: Sequence[nn.Module]) -> Stack:
     """Stack the weights of equal models, which then have views into the stack instead of tensors of their own."""
     trained, weights = {}, {}
-    for name, first in itertools.chain(nets[0].named_parameters(), nets[0].named_buffers()):
-        whole = torch.stack([_named(net)[name].detach() for net in nets])
-        for s, net in enumerate(nets):
-            _named(net)[name].data = whole[s]
+    tensors = [_joined(net) for net in nets]
+    for name, members in tensors[0].items():
+        whole = torch.stack([_whole(of[name]) for of in tensors])
+        for s, of in enumerate(tensors):
+            for member, piece in zip(of[name], _pieces(whole[s], members), strict=True):
+                member.data = piece
         weights[name] = whole
-        if isinstance(first, nn.Parameter) and first.requires_grad:
+        if all(isinstance(member, nn.Parameter) and member.requires_grad for member in members):
             trained[name] = whole.detach().requires_grad_()
     return Stack(trained, weights)
 
 
-def _named(net: nn.Module) -> dict[str, Tensor]:
-    return {**dict(net.named_parameters()), **dict(net.named_buffers())}
+def _joined(net: nn.Module) -> dict[str, list[Tensor]]:
+    """Parameters and buffers by their names in a stack, those of all heads under the same one."""
+    found: dict[str, list[Tensor]] = {}
+    for name, tensor in itertools.chain(net.named_parameters(), net.named_buffers()):
+        found.setdefault(re.sub(r"^heads\.\d+\.", "heads.", name), []).append(tensor)
+    return found
+
+
+def _whole(members: Sequence[Tensor]) -> Tensor:
+    return members[0].detach() if len(members) == 1 else torch.cat([member.detach() for member in members])
+
+
+def _pieces(whole: Tensor, members: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Of the tensors `members` that stand one below the other in `whole`, each one's place."""
+    return [whole] if len(members) == 1 else whole.split([len(member) for member in members])
 
 
 def stacked_optimizer(leaves: list[Tensor], config: RunConfig) -> torch.optim.Optimizer:
