@@ -460,4 +460,5 @@ def test_runs_that_do_not_fit_together_begin_again_in_halves(tmp_path, monkeypat
     configs = [RunConfig("rotated-mnist", method("sgd"), Training(epochs=1), seed, **SMALL) for seed in range(5)]
     outcomes = grid.run_grid(configs, tmp_path, together=8)
     assert [(o.run, o.status) for o in outcomes] == [(c.name, "finished") for c in configs]
-    assert sizes == [5, 2, 3, 2]  # the first of the second half is alone
+    assert sizes == [5, 2, 3, 1, 2]
+    assert records.load(tmp_path / configs[2].name).record["timings"]["side_by_side"] == 1

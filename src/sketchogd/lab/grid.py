@@ -2,7 +2,8 @@
 
 With `jobs` > 1 each run has a process of its own with one thread, so that one that is killed takes no other with it.
 With `together` > 1 runs that differ in seed and method only are trained side by side (`sidebyside`), as one piece of
-work: many times faster for small networks, on a GPU above all, but a piece that is killed begins again.
+work: many times faster for small networks, on a GPU above all, where a single one gains too, but a piece that is killed
+begins again.
 """
 
 import gc
@@ -10,7 +11,7 @@ import multiprocessing
 import queue
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -83,17 +84,30 @@ def run_grid(
     for name in outcomes:
         tell(Update(name, 1.0, outcomes[name].status))
     most = TOGETHER.get(torch.device(devices[0]).type, 1) if together is None else together
-    begun = [name for name in todo if (folder / name / "checkpoint.safetensors").exists()]
-    pieces = [[by_name[name]] for name in begun]
-    pieces += grouping.groups([by_name[name] for name in todo if name not in begun], most, _room(devices[0]))
-    work = [(tuple(piece), folder, devices[i % len(devices)], data_folder) for i, piece in enumerate(pieces)]
+    begun = [by_name[name] for name in todo if (folder / name / "checkpoint.safetensors").exists()]
+    fresh = [by_name[name] for name in todo if by_name[name] not in begun]
+    pieces = [[config] for config in begun] + grouping.groups(fresh, most, _room(devices[0]))
+    stacked = [most > 1 and piece[0] in fresh and grouping.joins(piece[0]) for piece in pieces]
+    work = [
+        Work(tuple(piece), folder, devices[i % len(devices)], data_folder, stacked[i]) for i, piece in enumerate(pieces)
+    ]
     done = _one_by_one(work, tell) if jobs == 1 else _in_processes(work, jobs, tell)
     outcomes |= {outcome.run: outcome for outcome in done}
     return [outcomes[name] for name in by_name]
 
 
-Work = tuple[tuple[RunConfig, ...], Path, str, str | Path | None]
-"""The runs of one piece, the folder of the grid, the device, and where data sets are."""
+@dataclass(frozen=True)
+class Work:
+    """The runs of one piece, the folder of the grid, the device, and where data sets are.
+
+    `stacked` says that they are trained by `sidebyside`. A piece of one run may be, too: on a GPU it replays graphs.
+    """
+
+    configs: tuple[RunConfig, ...]
+    root: Path
+    device: str
+    data_folder: str | Path | None
+    stacked: bool
 
 
 def _room(device: str) -> int | None:
@@ -104,35 +118,34 @@ def _room(device: str) -> int | None:
 
 def _do(work: Work, tell: Listener) -> list[Outcome]:
     """One piece; errors become outcomes. Runs that do not fit into memory together begin again in two halves."""
-    configs, root, device, data_folder = work
     gc.collect()  # a group refers to itself, so that the last one's sketches would still take memory
-    if torch.device(device).type == "cuda":
+    if torch.device(work.device).type == "cuda":
         torch.cuda.empty_cache()
     outcomes, too_much = _attempt(work, tell)
     if not too_much:
         return outcomes
-    half = len(configs) // 2
-    parts = configs[:half], configs[half:]
-    return [outcome for part in parts for outcome in _do((part, root, device, data_folder), tell)]
+    half = len(work.configs) // 2
+    parts = work.configs[:half], work.configs[half:]
+    return [outcome for part in parts for outcome in _do(replace(work, configs=part), tell)]
 
 
 def _attempt(work: Work, tell: Listener) -> tuple[list[Outcome], bool]:
     """The outcomes, and whether memory was too small; nothing of the attempt is kept then."""
-    configs, root, device, data_folder = work
-    folders = [root / config.name for config in configs]
+    configs = work.configs
+    folders = [work.root / config.name for config in configs]
 
     def progress(done: float, whole: float, doing: str) -> None:
         for config in configs:
             tell(Update(config.name, done / whole, doing))
 
-    options: dict[str, Any] = {"data_folder": data_folder, "device": device, "progress": progress}
+    options: dict[str, Any] = {"data_folder": work.data_folder, "device": work.device, "progress": progress}
     problems: list[Exception | None] = [None] * len(configs)
     try:
-        if len(configs) == 1:
-            train.run(configs[0], folders[0], **options)
-        else:
+        if work.stacked:
             ended = sidebyside.run(configs, folders, **options)
             problems = [end if isinstance(end, Exception) else None for end in ended]
+        else:
+            train.run(configs[0], folders[0], **options)
     except Exception as error:
         for config, folder in zip(configs, folders, strict=True):
             if not (folder / "run.json").exists():
@@ -160,7 +173,7 @@ def _in_process(work: Work, news: Any) -> None:
     try:
         outcomes = _do(work, news.put)
     except KeyboardInterrupt:
-        outcomes = [Outcome(config.name, "failed", "interrupted") for config in work[0]]
+        outcomes = [Outcome(config.name, "failed", "interrupted") for config in work.configs]
     for outcome in outcomes:
         news.put(outcome)
 
@@ -177,14 +190,14 @@ def _in_processes(work: Sequence[Work], jobs: int, tell: Listener) -> list[Outco
                 each = waiting.pop(0)
                 process = context.Process(target=_in_process, args=(each, news), daemon=True)
                 process.start()
-                running[each[0][0].name] = (process, each)
+                running[each.configs[0].name] = (process, each)
             wait([process.sentinel for process, _ in running.values()], timeout=SECONDS_BETWEEN_LOOKS)
             ended = [name for name, (process, _) in running.items() if not process.is_alive()]
             _read(news, tell, outcomes, patient=bool(ended))
             for name in ended:
                 process, each = running.pop(name)
                 process.join()
-                for config in each[0]:
+                for config in each.configs:
                     if config.name not in outcomes:
                         outcomes[config.name] = _lost(config, process.exitcode)
                         tell(Update(config.name, 1.0, "failed"))

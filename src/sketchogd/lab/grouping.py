@@ -23,7 +23,7 @@ def groups(configs: Sequence[RunConfig], most: int, room: int | None = None) -> 
     idle: dict[Any, list[RunConfig]] = {}
     alone = []
     for config in configs:
-        if most < 2 or not _joins(config):
+        if most < 2 or not joins(config):
             alone.append([config])
             continue
         key = records.config_digest(replace(config, method=_ANY, seed=0, preset="").record())
@@ -77,7 +77,7 @@ def _expected_bytes(config: RunConfig) -> int:
     return 4 * p * vectors + ((32 << 20) if chosen.name == "both" else 0)
 
 
-def _joins(config: RunConfig) -> bool:
+def joins(config: RunConfig) -> bool:
     """Whether a run can be one of a group: what is trained must be as `stacked` has it."""
     training = config.training
     if config.benchmark != "split-cifar100":
