@@ -79,8 +79,12 @@ TUNED: dict[str, dict[str, dict[str, Any]]] = {
         "permuted-mnist": {"energy": 0.97},
         "split-cifar100": {"energy": 0.9},
     },
-    "ewc": {"split-mnist": {"strength": 1000.0}},
-    "si": {"permuted-mnist": {"strength": 10.0, "damping": 1.0}, "split-mnist": {"strength": 100.0}},
+    "ewc": {"split-mnist": {"strength": 1000.0}, "split-cifar100": {"strength": 1.0}},
+    "si": {
+        "permuted-mnist": {"strength": 10.0, "damping": 1.0},
+        "split-mnist": {"strength": 100.0},
+        "split-cifar100": {"strength": 100.0, "damping": 1.0},
+    },
 }
 """Options by method and benchmark where the usual ones are not the best; chosen by `sketchogd reproduce ridges`."""
 
