@@ -223,14 +223,29 @@ def ridges(benchmarks: Names = None, methods: Names = None, seeds: int = 1) -> P
             for name in methods or TUNED_OPTIONS:
                 if name not in TUNED_OPTIONS:
                     raise ValueError(unknown("method with something to tune", name, TUNED_OPTIONS))
-                run = RunConfig(benchmark, method(name), training_for(benchmark), seed, "ridges", validation=VALIDATION)
-                runs += [replace(run, method=each) for each in _tried(name, benchmark)]
+                choices = tried(name, benchmark)
+                choices += anchored(benchmark).values() if name == "layer-sketch" else ()
+                runs += [held_out(benchmark, each, seed) for each in choices]
     return Preset("ridges", "settings scored on held-out training data", distinct(runs))
 
 
-def _tried(name: str, benchmark: str) -> list[Method]:
+def held_out(benchmark: str, chosen: Method, seed: int = 0) -> RunConfig:
+    """A run that is scored on training data held out from it."""
+    return RunConfig(benchmark, chosen, training_for(benchmark), seed, "ridges", validation=VALIDATION)
+
+
+def tried(name: str, benchmark: str) -> list[Method]:
+    """A method with each of its `TUNED_OPTIONS`."""
     options = TUNED_OPTIONS[name]
     room = PAPER_BYTES if name == "sketchogd" else SMALL_BYTES
     budget = room[benchmark] if KINDS[name].sizes else None
     choices: list[dict[str, Any]] = [dict(zip(options, values, strict=True)) for values in product(*options.values())]
     return [method(name, budget=budget, **each) for each in choices]
+
+
+def anchored(benchmark: str) -> dict[str, Method]:
+    """A layer memory in a quarter of its usual bytes, by what is left of its anchor, where that fits."""
+    budget = SMALL_BYTES[benchmark] // 4
+    in_full, rounded, none = (method("layer-sketch", budget=budget, **options) for options in ANCHORS)
+    found = {"in full": in_full} if 4 * PARAMETERS[benchmark] < budget else {}
+    return found | {"one byte a weight": rounded, "none, inputs projected hard": replace(none, every=1)}

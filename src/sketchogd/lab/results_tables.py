@@ -3,7 +3,7 @@
 A cell without runs is a dash. Numbers of seeds are said where they are not five.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sketchogd.lab import ablations, causes, comparisons, evidence, presets, published
@@ -266,29 +266,32 @@ def _setting(cell: Cell) -> str:
 def tuning_tables(found: Evidence) -> list[str]:
     """For each method with something to tune: accuracy on held-out training data over the values tried."""
     lines: list[str] = []
-    runs = presets.ridges(seeds=1).runs
     for method, options in comparisons.TUNED_OPTIONS.items():
-        rows = []
+        choices, used = {}, {}
         for benchmark in published.BENCHMARKS:
-            asked = [run for run in runs if (run.benchmark, run.method.name) == (benchmark, method)]
-            tried = {_told(run.method): cell for run in asked if (cell := found.cell(run))}
-            if not tried:
-                continue
-            best = max(tried, key=lambda value: tried[value].accuracy.mean)
-            scores = [
-                f"{value}: {f'**{cell.accuracy.mean:.3f}**' if value == best else f'{cell.accuracy.mean:.3f}'}"
-                for value, cell in tried.items()
-            ]
-            scores += [f"{_told(run.method)}: diverged" for run in asked if found.diverged(run)]
+            choices[benchmark] = {_told(each): each for each in comparisons.tried(method, benchmark)}
             own = TUNED_SKETCH.get(benchmark, {}) if method == "sketchogd" else {}
-            used = presets.default_method(method, benchmark, **own)
-            rows.append([published.BENCHMARKS[benchmark], ", ".join(scores), _told(used)])
-        if rows:
-            lines += [
-                *table([f"{title(method)}, {' / '.join(options)}", "held-out accuracy by value", "used"], rows),
-                "",
-            ]
-    return lines
+            used[benchmark] = _told(presets.default_method(method, benchmark, **own))
+        lines += _held_out(found, f"{title(method)}, {' / '.join(options)}", choices, used)
+    choices = {benchmark: comparisons.anchored(benchmark) for benchmark in published.BENCHMARKS}
+    used = dict.fromkeys(choices, "one byte a weight")
+    return lines + _held_out(found, f"{title('layer-sketch')} in a quarter of its bytes, anchor", choices, used)
+
+
+def _held_out(
+    found: Evidence, head: str, choices: Mapping[str, Mapping[str, Method]], used: Mapping[str, str]
+) -> list[str]:
+    """The scores of what was to choose from, by benchmark and name, the best one bold; nothing if none was run."""
+    rows = []
+    for benchmark, methods in choices.items():
+        asked = {name: comparisons.held_out(benchmark, method) for name, method in methods.items()}
+        scores = {name: cell.accuracy.mean for name, run in asked.items() if (cell := found.cell(run))}
+        if scores:
+            best = max(scores, key=scores.__getitem__)
+            told = [f"{n}: {f'**{score:.3f}**' if n == best else f'{score:.3f}'}" for n, score in scores.items()]
+            told += [f"{name}: diverged" for name, run in asked.items() if found.diverged(run)]
+            rows.append([published.BENCHMARKS[benchmark], ", ".join(told), used[benchmark]])
+    return [*table([head, "held-out accuracy by value", "used"], rows), ""] if rows else []
 
 
 def _told(settings: Method) -> str:
