@@ -55,25 +55,40 @@ class Recall:
         else:
             self.rows = rows.to(self.rows.device)
 
+    @property
+    def is_replay(self) -> bool:
+        """Whether it is replay for all runs of the stack: then a step on the `union` is all there is to do."""
+        return self.all and not self.projects
+
+    def union(self, x: Tensor, y: Tensor, head: int, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The batches x, y (S, b, …) of a head, the stored examples of step `at` (1,) after them, and all heads."""
+        rows = self.rows.index_select(1, at).squeeze(1)
+        heads = torch.cat([torch.full_like(y, head), self.heads[rows]], 1)
+        return torch.cat([x, self.inputs[rows]], 1), torch.cat([y, self.targets[rows]], 1), heads
+
     @torch.no_grad()
     def change_(self, found: Weights, at: Tensor, b: int, backward: Backward, net: nn.Module) -> None:
         """Change the gradients `found` (S, …) of batches of b by those of the stored examples of step `at` (1,)."""
         rows = self.rows.index_select(1, at).squeeze(1)
-        weights = self.stack.weights
+        weights, theirs = self.stack.weights, found
         if not self.all:
             weights = self.still | {name: weights[name].index_select(0, self.which) for name in self.stack.trained}
+            theirs = {name: g.index_select(0, self.which) for name, g in found.items()}
         heads = self.heads[rows]
         if self.body is not None:  # as in `PublishedAGEM`: all go through the first one's head, and heads stay
             heads = heads[:, :1].expand_as(heads)
         _, recalled = gradients(backward, net, weights, self.inputs[rows], self.targets[rows], heads)
         if self.body is not None:
-            for name in found.keys() - self.body:
-                found[name].index_fill_(0, self.which, 0.0)
+            for name in theirs.keys() - self.body:
+                theirs[name].zero_()
             recalled = {name: recalled[name] for name in self.body}
         if self.projects:
-            project_on_half_spaces_(found, self.which, recalled)
+            project_on_half_spaces_(theirs, recalled)
         else:
-            average_(found, self.which, recalled, b, self.m)
+            average_(theirs, recalled, b, self.m)
+        if not self.all:
+            for name, g in theirs.items():
+                found[name].index_copy_(0, self.which, g)
 
 
 def recalls(learners: Sequence[tuple[int, Baseline]], stack: Stack, device: torch.device) -> list[Recall]:
@@ -90,18 +105,17 @@ def recalls_examples(learner: Baseline) -> TypeGuard[Learner]:
     return type(learner) in (AGEM, PublishedAGEM, Replay)
 
 
-def project_on_half_spaces_(found: Weights, which: Tensor, recalled: Weights) -> None:
-    """`agem.project_on_half_space_` for the models `which` (R,) of S, in place; `recalled` has theirs only, (R, …)."""
-    g = torch.cat([found[name].flatten(1) for name in recalled], 1).index_select(0, which)
+def project_on_half_spaces_(found: Weights, recalled: Weights) -> None:
+    """`agem.project_on_half_space_` for R models, in place."""
+    g = torch.cat([found[name].flatten(1) for name in recalled], 1)
     r = torch.cat([t.flatten(1) for t in recalled.values()], 1)
     product, size = (g * r).sum(1), r.square().sum(1)
     r *= (-product.clamp(max=0.0) / size.clamp_min(torch.finfo(size.dtype).tiny)).unsqueeze(1)
     for (name, t), change in zip(recalled.items(), r.split([t[0].numel() for t in recalled.values()], 1), strict=True):
-        found[name].index_add_(0, which, change.reshape(t.shape))
+        found[name].add_(change.reshape(t.shape))
 
 
-def average_(found: Weights, which: Tensor, recalled: Weights, n: int, m: int) -> None:
-    """(n g + m r) / (n + m) as in `Replay.before_step`, for the models `which` (R,) of S, in place."""
+def average_(found: Weights, recalled: Weights, n: int, m: int) -> None:
+    """(n g + m r) / (n + m) as in `Replay.before_step`, for R models, in place."""
     for name, g in found.items():
-        mean = g.index_select(0, which).mul_(n / (n + m))
-        g.index_copy_(0, which, mean.add_(recalled[name], alpha=m / (n + m)))
+        g.mul_(n / (n + m)).add_(recalled[name], alpha=m / (n + m))

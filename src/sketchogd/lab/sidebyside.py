@@ -242,8 +242,12 @@ class Group:
         rows = order.index_select(1, self.at * self.training.batch + self.columns[:b])
         x, y = self.data.x[rows], self.data.y[rows]
         net, leaves, weights, backward = self.lanes[0].model, self.stack.trained, self.stack.weights, self.backward
-        if not self.hooked and not self.recalls and self.training.optimizer == "sgd":
-            self.loss += step_(backward, net, weights, x, y, self.training.lr)
+        if not self.hooked and self.training.optimizer == "sgd" and all(recall.is_replay for recall in self.recalls):
+            heads = None
+            for recall in self.recalls:  # one at most, as each has all runs
+                x, y, heads = recall.union(x, y, self.head, self.at)
+            losses = step_(backward, net, weights, x, y, self.training.lr, heads)
+            self.loss += losses[:, :b].mean(1)
             self.at += 1
             return
         losses, found = gradients(backward, net, weights, x, y)
@@ -261,7 +265,7 @@ class Group:
             for s, lane in self.hooked:
                 with own(s):
                     lane.learner.after_step()
-        self.loss += losses
+        self.loss += losses.mean(1)
         self.at += 1
 
     @contextlib.contextmanager

@@ -24,7 +24,7 @@ Take = Callable[[str | None, str, Tensor, Tensor | None, slice], None]
 (S, b, fan-in), the derivative δ (S, b, …) of the losses by its outputs, and which rows of weight and bias they are."""
 
 Backward = Callable[[nn.Module, dict[str, Tensor], Tensor, Tensor, Tensor | None, Take], Tensor]
-"""The passes of S models written out, backward(net, weights, x, y, heads, take), without autograd. The losses (S,).
+"""The passes of S models written out, backward(net, weights, x, y, heads, take), without autograd. The losses (S, b).
 
 `take` is called for one layer after another, from the last, each when nothing will read its weights again. `heads`
 (S, b) are those that the examples belong to; without them all belong to the one that `net` has in use.
@@ -101,8 +101,16 @@ def features_passes(
 
 
 @torch.no_grad()
-def step_(backward: Backward, net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, lr: float) -> Tensor:
-    """A step of plain SGD on S models, in place; returns their losses (S,) before it.
+def step_(
+    backward: Backward,
+    net: nn.Module,
+    weights: dict[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    lr: float,
+    heads: Tensor | None = None,
+) -> Tensor:
+    """A step of plain SGD on S models, in place, down the mean loss; returns the losses (S, b) before it.
 
     The same as that of torch.optim.SGD, but no gradient is ever stored: W −= lr δᵀ a is one product.
     """
@@ -112,14 +120,14 @@ def step_(backward: Backward, net: nn.Module, weights: dict[str, Tensor], x: Ten
             weights[weight][:, rows].baddbmm_(delta.transpose(1, 2), a, alpha=-lr)
         weights[bias][:, rows].sub_(delta.sum(1), alpha=lr)
 
-    return backward(net, weights, x, y, None, descend)
+    return backward(net, weights, x, y, heads, descend)
 
 
 @torch.no_grad()
 def gradients(
     backward: Backward, net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, heads: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The losses (S,) of S models, means over their batches, and the gradients (S, …) of all that is trained."""
+    """The losses (S, b) of S models, and the gradients (S, …) of their means by all that is trained."""
     found = {}
 
     def keep(weight: str | None, bias: str, delta: Tensor, a: Tensor | None, rows: slice) -> None:
@@ -144,9 +152,9 @@ def _linear(a: Tensor, W: Tensor, bias: Tensor) -> Tensor:
 
 
 def _losses_and_delta(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The losses (S,) of logits (S, b, C), mean cross entropies, and their derivative by the logits."""
+    """The losses (S, b) of logits (S, b, C), cross entropies, and the derivative of their means by the logits."""
     log_p, true = logits.log_softmax(-1), y.unsqueeze(-1)
-    losses = -log_p.gather(-1, true).squeeze(-1).mean(1)
+    losses = -log_p.gather(-1, true).squeeze(-1)
     delta = log_p.exp_().scatter_add_(-1, true, torch.full_like(true, -1, dtype=log_p.dtype)).div_(y.shape[1])
     return losses, delta
 
