@@ -248,4 +248,4 @@ def anchored(benchmark: str) -> dict[str, Method]:
     budget = SMALL_BYTES[benchmark] // 4
     in_full, rounded, none = (method("layer-sketch", budget=budget, **options) for options in ANCHORS)
     found = {"in full": in_full} if 4 * PARAMETERS[benchmark] < budget else {}
-    return found | {"one byte a weight": rounded, "none, inputs projected hard": replace(none, every=1)}
+    return found | {"one byte a weight": rounded, "none (inputs projected hard)": replace(none, every=1)}
