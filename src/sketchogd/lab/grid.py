@@ -86,10 +86,12 @@ def run_grid(
     most = TOGETHER.get(torch.device(devices[0]).type, 1) if together is None else together
     begun = [by_name[name] for name in todo if (folder / name / "checkpoint.safetensors").exists()]
     fresh = [by_name[name] for name in todo if by_name[name] not in begun]
-    pieces = [[config] for config in begun] + grouping.groups(fresh, most, _room(devices[0]))
-    stacked = [most > 1 and piece[0] in fresh and grouping.joins(piece[0]) for piece in pieces]
+    pieces = [(False, [config]) for config in begun]
+    for group in grouping.groups(fresh, most, _room(devices[0])):
+        pieces.append((most > 1 and grouping.joins(group[0]), group))
     work = [
-        Work(tuple(piece), folder, devices[i % len(devices)], data_folder, stacked[i]) for i, piece in enumerate(pieces)
+        Work(tuple(runs), folder, devices[i % len(devices)], data_folder, stacked)
+        for i, (stacked, runs) in enumerate(pieces)
     ]
     done = _one_by_one(work, tell) if jobs == 1 else _in_processes(work, jobs, tell)
     outcomes |= {outcome.run: outcome for outcome in done}

@@ -29,7 +29,7 @@ class Recall:
         self.which = torch.tensor([s for s, _ in members], device=device)
         self.stack = stack
         self.all = len(members) == len(next(iter(stack.weights.values())))
-        # Between two tasks nothing but the trained weights moves.
+        # Within a task nothing but the trained weights moves.
         self.still = {n: t.index_select(0, self.which) for n, t in stack.weights.items() if n not in stack.trained}
         self.inputs = torch.cat([store.tensors()["inputs"] for store in self.stores])
         self.targets = torch.cat([store.tensors()["targets"] for store in self.stores])
@@ -55,6 +55,11 @@ class Recall:
         else:
             self.rows = rows.to(self.rows.device)
 
+    def drawn(self, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs (R, m, …), targets (R, m) and heads (R, m) of the stored examples of step `at` (1,)."""
+        rows = self.rows.index_select(1, at).squeeze(1)
+        return self.inputs[rows], self.targets[rows], self.heads[rows]
+
     @property
     def is_replay(self) -> bool:
         """Whether it is replay for all runs of the stack: then a step on the `union` is all there is to do."""
@@ -62,22 +67,20 @@ class Recall:
 
     def union(self, x: Tensor, y: Tensor, head: int, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The batches x, y (S, b, …) of a head, the stored examples of step `at` (1,) after them, and all heads."""
-        rows = self.rows.index_select(1, at).squeeze(1)
-        heads = torch.cat([torch.full_like(y, head), self.heads[rows]], 1)
-        return torch.cat([x, self.inputs[rows]], 1), torch.cat([y, self.targets[rows]], 1), heads
+        inputs, targets, heads = self.drawn(at)
+        return torch.cat([x, inputs], 1), torch.cat([y, targets], 1), torch.cat([torch.full_like(y, head), heads], 1)
 
     @torch.no_grad()
     def change_(self, found: Weights, at: Tensor, b: int, backward: Backward, net: nn.Module) -> None:
         """Change the gradients `found` (S, …) of batches of b by those of the stored examples of step `at` (1,)."""
-        rows = self.rows.index_select(1, at).squeeze(1)
         weights, theirs = self.stack.weights, found
         if not self.all:
             weights = self.still | {name: weights[name].index_select(0, self.which) for name in self.stack.trained}
             theirs = {name: g.index_select(0, self.which) for name, g in found.items()}
-        heads = self.heads[rows]
+        inputs, targets, heads = self.drawn(at)
         if self.body is not None:  # as in `PublishedAGEM`: all go through the first one's head, and heads stay
             heads = heads[:, :1].expand_as(heads)
-        _, recalled = gradients(backward, net, weights, self.inputs[rows], self.targets[rows], heads)
+        _, recalled = gradients(backward, net, weights, inputs, targets, heads)
         if self.body is not None:
             for name in theirs.keys() - self.body:
                 theirs[name].zero_()
