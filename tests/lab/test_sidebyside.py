@@ -470,3 +470,11 @@ def test_runs_that_do_not_fit_together_begin_again_in_halves(tmp_path, monkeypat
     assert [(o.run, o.status) for o in outcomes] == [(c.name, "finished") for c in configs]
     assert sizes == [5, 2, 3, 1, 2]
     assert records.load(tmp_path / configs[2].name).record["timings"]["side_by_side"] == 1
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_run_by_itself_is_stacked_where_groups_are_allowed(together, tmp_path):
+    config = RunConfig("rotated-mnist", method("sgd"), Training(epochs=1), **SMALL)
+    grid.run_grid([config], tmp_path, together=together)
+    timings = records.load(tmp_path / config.name).record["timings"]
+    assert timings.get("side_by_side") == (1 if together > 1 else None)
