@@ -30,6 +30,8 @@ MEMORIES = {
     "frequent": lambda: so.FrequentDirections(8, 4),
     "bfloat16": lambda: so.GradientMemory(so.ProductSketch(12), basis_dtype="bfloat16", offload="cpu"),
     "scaled": lambda: so.GradientMemory(so.ProductSketch(12), power=1.0),
+    "blocks": lambda: so.GradientMemory(so.ProductSketch(6), blocks=3),
+    "blocks-bfloat16": lambda: so.GradientMemory(so.ProductSketch(6), blocks=3, basis_dtype="bfloat16", offload="cpu"),
     "layers": lambda: so.LayerSketch(rank=6, ridge=0.1),
     "layers-anchored": lambda: so.LayerSketch(rank=6),
     "layers-rounded": lambda: so.LayerSketch(rank=6, anchor_dtype="int8"),
@@ -71,7 +73,8 @@ torch.save(model.state_dict(), {out!r} + ".weights")
 
 
 @pytest.mark.parametrize(
-    ("name", "every"), [("product", 1), ("layers", 3), ("layers-rounded", 3), ("gradient", 1), ("bfloat16", 1)]
+    ("name", "every"),
+    [("product", 1), ("layers", 3), ("layers-rounded", 3), ("gradient", 1), ("bfloat16", 1), ("blocks", 3)],
 )
 def test_a_new_process_continues_to_the_same_bits(name, every, tmp_path):
     model, optimizer, protection, x, y = protected(MEMORIES[name](), every=every)

@@ -90,6 +90,29 @@ class BasisProjector(Projector):
         return self.columns.complete_(v)
 
 
+@dataclass(eq=False)
+class BlocksProjector(Projector):
+    """A with one block for each stretch of the parameters: every block of v is projected by itself."""
+
+    blocks: list[tuple[slice, BasisProjector]]
+
+    @property
+    def empty(self) -> bool:
+        """Whether no block has a basis."""
+        return all(projector.empty for _, projector in self.blocks)
+
+    @property
+    def hard(self) -> bool:
+        """Whether no direction of any block is only shrunk."""
+        return all(projector.hard for _, projector in self.blocks)
+
+    def protected_part_(self, v: Tensor) -> Tensor:
+        """A_j v_j for every block j."""
+        for place, projector in self.blocks:
+            projector.protected_part_(v[place])
+        return v
+
+
 def soft_weights(products: Tensor, ridge: float, mean: float, least: Tensor | float = 0.0) -> Tensor:
     """α = λ / (λ + ridge · mean), zero where λ <= 0 or λ < least; ridge = 0 gives α ∈ {0, 1}."""
     kept = (products > 0) & (products >= least)

@@ -21,6 +21,10 @@ SKETCHES = {
     "frequent-directions": lambda: so.FrequentDirections(8, 3),
     "scaled": lambda: so.GradientMemory(so.ProductSketch(12), power=1.0),
 }
+BLOCKS = {
+    "blocks": lambda: so.GradientMemory(so.ProductSketch(5), blocks=3),
+    "blocks-random": lambda: so.GradientMemory(so.RandomRows(10), blocks=3),
+}
 LAYERS = {"layer": lambda: so.LayerSketch(rank=5), "layer-ridge": lambda: so.LayerSketch(rank=5, ridge=0.05)}
 WAYS = {"": {}, "-gradient-mode": {"momentum": 0.0}, "-every": {"every": 3}}
 """How steps are projected: the update, the gradient (plain SGD), the joint displacement of three steps."""

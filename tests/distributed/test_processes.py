@@ -16,7 +16,7 @@ SLOW = [pytest.param(size, True, marks=pytest.mark.slow) for size in (1, 3, 4)]
 @pytest.mark.parametrize(("size", "all_with_fsdp"), [(1, False), (2, True), (3, False), (4, False), *SLOW])
 def test_every_sketch_in_every_layout_is_that_of_one_process(size, all_with_fsdp, tmp_path):
     found = together(workers.every_sketch, size, tmp_path, all_with_fsdp)
-    makes = {**cases.SKETCHES, **cases.LAYERS}
+    makes = {**cases.SKETCHES, **cases.BLOCKS, **cases.LAYERS}
     for case in found[0]:
         layout, name = case.split(" ")
         way = next((way for way in cases.WAYS if way and name.endswith(way)), "")

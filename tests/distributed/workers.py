@@ -77,7 +77,7 @@ def every_sketch(rank, size, all_with_fsdp):
             if all_with_fsdp or name in cases.PAPER:
                 net = fsdp(size)
                 found[f"fsdp {key}"] = run(net, net, rank, size, make, **options, n=FSDP_EXAMPLES)
-    for name, make in cases.LAYERS.items():
+    for name, make in {**cases.BLOCKS, **cases.LAYERS}.items():
         net = ddp()
         found[f"ddp {name}"] = run(net, net.module, rank, size, make)
     return found

@@ -161,12 +161,15 @@ class ByRows(Sharing):
     def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
         """See `Sharing`; gradients travel, in chunks."""
         assert isinstance(memory, GradientMemory)
-        parameters, columns, sketch = memory.parameters, memory.parameters.columns, memory.sketch
+        parameters, columns = memory.parameters, memory.parameters.columns
         for rows, sizes in self._rounds(_chunks(memory, batches), len):
             if rows is None:
                 rows = torch.zeros(0, parameters.p, dtype=parameters.dtype, device=parameters.device)
+            sketch = memory.sketch
             if not isinstance(columns, FlatShard):
-                self._observe(sketch, self._gathered(rows, sizes))
+                parts = self._gathered(rows, sizes)
+                for block in memory.parts:
+                    self._observe(block.sketch, [part[:, block.place] for part in parts])
             elif isinstance(sketch, Linear) and max(sizes) >= len(sketch.rows):
                 self._scatter_sums(sketch, rows, sizes, columns)
             else:
@@ -258,7 +261,7 @@ def sharing_for(memory: Memory, group: Group) -> Sharing:
     if memory.parameters.split:
         return BySameExamples(group)
     if isinstance(memory, GradientMemory):
-        adds_up = memory.sketch.summand() is not None
+        adds_up = all(sketch.summand() is not None for _, sketch in memory.sketches())
         split = isinstance(memory.parameters.columns, FlatShard)
         return BySum(group) if adds_up and not split else ByRows(group)
     for name, sketch in memory.sketches():

@@ -35,6 +35,7 @@ BUDGETS = {name: (*(_CIFAR if name == "split-cifar100" else _MLP), PAPER_BYTES[n
 
 FEWEST_VECTORS = {
     "sketchogd": 10,
+    "sketchogd-blocks": 10,
     "sketchogd-1": 10,
     "fd-ogd": 10,
     "ipca-ogd": 10,
@@ -44,7 +45,7 @@ FEWEST_VECTORS = {
 """Below so many vectors of length p a sketch of gradients protects next to nothing; pca-ogd and random-ogd need T."""
 
 ELSEWHERE = dict.fromkeys(
-    ("sketchogd-1", "sketchogd-2", "sketchogd-3", "pca-ogd", "random-ogd", "sketchogd"), PAPER_BYTES
+    ("sketchogd-1", "sketchogd-2", "sketchogd-3", "pca-ogd", "random-ogd", "sketchogd", "sketchogd-blocks"), PAPER_BYTES
 )
 ELSEWHERE |= {"layer-sketch": SMALL_BYTES, "a-gem": dict.fromkeys(PARAMETERS, 5 * MB) | {"split-cifar100": 16 * MB}}
 """Budgets whose runs belong to table 1 (the paper's methods at the paper's sizes) or to the goals (ours)."""
@@ -58,6 +59,12 @@ LAYER_FULL_BYTES = dict.fromkeys(PARAMETERS, 5 * MB) | {"split-cifar100": 64 * M
 
 HALF_BASIS: dict[str, Any] = {"basis_dtype": "bfloat16", "offload": "cpu"}
 """A basis of two bytes a number on the device, and the sketch in four on the host."""
+
+BLOCKED = ("rotated-mnist", "permuted-mnist", "split-mnist")
+"""Benchmarks on which held-out data favours a gradient sketch for each block of the parameters over one for all."""
+
+SMALL_BUDGET, SMALL_BLOCKS = 80 * MB, 64
+"""With so many bytes or fewer the sketches of blocks have small ranks, and held-out data favours more blocks."""
 
 ONE_RULE: dict[str, Any] = {}
 """The options of layer-sketch that are the same for all benchmarks: the usual ones."""
@@ -113,6 +120,10 @@ def _at_budget(name: str, benchmark: str, budget: int) -> list[Method]:
         if name == "gpm" and budget < 8 * p:
             return [method(name, every=1, **settings)]
         return [default_method(name, benchmark, **settings)]
+    if name == "sketchogd-blocks":
+        if benchmark not in BLOCKED:
+            return []
+        settings |= {"blocks": SMALL_BLOCKS} if budget <= SMALL_BUDGET else {}
     if name in ("pca-ogd", "random-ogd") or name in FEWEST_VECTORS:
         settings |= {"samples": sizes.pca[0]} if name == "pca-ogd" else {}
         settings |= TUNED_SKETCH.get(benchmark, {}) if name == "sketchogd" else {}
@@ -166,6 +177,15 @@ def goal_list() -> list[Goal]:
     found += [_sketch_goal("bfloat16", benchmark, accuracy, {}) for benchmark, accuracy in _BFLOAT16.items()]
     for key, goals in (("counted", _COUNTED), ("bfloat16", _BFLOAT16)):
         found += [_sketch_goal(key, b, goals[b], options) for b, options in TUNED_SKETCH.items() if b in goals]
+    found += [
+        Goal(key, benchmark, method("sketchogd-blocks", budget=PAPER_BYTES[benchmark], **half), accuracy, words)
+        for key, goals, half, words in (
+            ("blocks", _COUNTED, {}, "the paper's budget, everything counted in it; 16 blocks"),
+            ("blocks-bfloat16", _BFLOAT16, HALF_BASIS, "a bfloat16 basis in the paper's budget; 16 blocks"),
+        )
+        for benchmark, accuracy in goals.items()
+        if benchmark in BLOCKED
+    ]
     for key, words in _LAYERS.items():
         for benchmark, accuracy in zip(PARAMETERS, (0.905, 0.925, 0.910, 0.665), strict=True):
             budget = SMALL_BYTES[benchmark] // (4 if key == "quarter" else 1)
@@ -225,6 +245,9 @@ def ridges(benchmarks: Names = None, methods: Names = None, seeds: int = 1) -> P
                     raise ValueError(unknown("method with something to tune", name, TUNED_OPTIONS))
                 choices = tried(name, benchmark)
                 choices += anchored(benchmark).values() if name == "layer-sketch" else ()
+                choices += (
+                    [m for b in (True, False) for m in blocked(benchmark, b).values()] if name == "sketchogd" else []
+                )
                 runs += [held_out(benchmark, each, seed) for each in choices]
     return Preset("ridges", "settings scored on held-out training data", distinct(runs))
 
@@ -241,6 +264,15 @@ def tried(name: str, benchmark: str) -> list[Method]:
     budget = room[benchmark] if KINDS[name].sizes else None
     choices: list[dict[str, Any]] = [dict(zip(options, values, strict=True)) for values in product(*options.values())]
     return [method(name, budget=budget, **each) for each in choices]
+
+
+def blocked(benchmark: str, small: bool) -> dict[str, Method]:
+    """A gradient sketch for each of so many blocks, in the paper's budget or, `small`, in 80 MB."""
+    numbers: Sequence[int] = (2, 4, 8, 16, 32) if benchmark in BLOCKED else (4, 16)
+    if small:
+        numbers = (16, SMALL_BLOCKS) if benchmark in BLOCKED else ()
+    budget = SMALL_BUDGET if small else PAPER_BYTES[benchmark]
+    return {str(n): method("sketchogd-blocks", budget=budget, blocks=n) for n in numbers}
 
 
 def anchored(benchmark: str) -> dict[str, Method]:

@@ -83,9 +83,11 @@ class Protected(Baseline):
         return {item.name: item.tensor for item in self.protection.held()}
 
     def singular_values(self) -> Tensor | None:
-        """Those of the remembered gradients as the sketch knows them, falling; None for memories of another kind."""
+        """Those of the remembered gradients as their one sketch knows them, falling; None for other memories."""
         memory = self.protection.memory
-        return memory.sketch.spectrum()[0].sqrt() if isinstance(memory, so.GradientMemory) else None
+        if not isinstance(memory, so.GradientMemory) or memory.blocks > 1:
+            return None
+        return memory.sketch.spectrum()[0].sqrt()
 
     def state_dict(self) -> dict[str, Any]:
         """See `Baseline`."""

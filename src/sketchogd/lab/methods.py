@@ -159,6 +159,21 @@ def _sketchogd(settings: Method, setup: Setup) -> Baseline:
 
 
 @register(
+    "sketchogd-blocks",
+    "the same for each block of the parameters: more directions protected in the same bytes",
+    sizes=["rank"],
+    rank=1000,
+    test_matrix="sparse",
+    zeta=2,
+    basis_dtype=None,
+    offload=None,
+    blocks=16,
+)
+def _sketchogd_blocks(settings: Method, setup: Setup) -> Baseline:
+    return protected(settings, setup, _gradient_memory(settings, setup))
+
+
+@register(
     "gradient-ogd",
     "gradients projected in place of updates, to compare with: momentum and Adam leak",
     every=1,
@@ -185,7 +200,8 @@ def _gradient_memory(settings: Method, setup: Setup) -> so.GradientMemory:
     A budget then counts the basis and, unless it is offloaded to the host, the sketch as well.
     """
     options = dict(settings.options)
-    places = {key: options.pop(key) for key in ("basis_dtype", "offload")} | {"power": options.pop("power", 0.0)}
+    places = {key: options.pop(key) for key in ("basis_dtype", "offload")}
+    rows = {"power": options.pop("power", 0.0), "blocks": options.pop("blocks", 1)}
     kind, zeta = options.pop("test_matrix"), options.pop("zeta")
     if kind not in ("sparse", "gaussian"):
         raise ValueError(unknown("test matrix", kind, ["sparse", "gaussian"]))
@@ -193,7 +209,7 @@ def _gradient_memory(settings: Method, setup: Setup) -> so.GradientMemory:
 
     def memory(rank: int) -> so.GradientMemory:
         sketch = so.ProductSketch(rank, seed=_seed(settings, setup), test_matrix=test_matrix)
-        return so.GradientMemory(sketch, **places)
+        return so.GradientMemory(sketch, **places, **rows)
 
     if settings.budget is None:
         return memory(options["rank"])
@@ -201,7 +217,7 @@ def _gradient_memory(settings: Method, setup: Setup) -> so.GradientMemory:
 
     def counted(rank: int) -> int:
         made = memory(rank)
-        on_host = made.sketch.cost(parameters.p) if made.offload is not None else 0
+        on_host = so.GradientMemory(made.sketch, **rows).cost(parameters) if made.offload is not None else 0
         return made.cost(parameters) - on_host
 
     rank = largest_rank(lambda k: counted(k) <= room, parameters.p)

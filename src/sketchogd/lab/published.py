@@ -35,6 +35,7 @@ METHODS = {
     "sketchogd-2": "SketchOGD-2",
     "sketchogd-3": "SketchOGD-3",
     "sketchogd": "SketchOGD",
+    "sketchogd-blocks": "SketchOGD in blocks",
     "gradient-ogd": "Gradients projected",
     "layer-sketch": "LayerSketch",
     "gpm": "GPM",
@@ -52,7 +53,7 @@ KEEPS_EXAMPLES = ("a-gem", "a-gem-published", "replay")
 
 STYLES = (
     *("layer-sketch", "sketchogd", "sketchogd-2", "a-gem", "sketchogd-3", "sketchogd-1", "ogd", "sgd"),
-    *("gpm", "fd-ogd", "ipca-ogd", "replay", "si", "ewc", "pca-ogd", "random-ogd"),
+    *("gpm", "fd-ogd", "ipca-ogd", "replay", "si", "ewc", "pca-ogd", "random-ogd", "sketchogd-blocks"),
 )
 """The place of a method is its style in all figures: colour (eight), dash and marker. Others get the free places."""
 

@@ -273,6 +273,11 @@ def tuning_tables(found: Evidence) -> list[str]:
             own = TUNED_SKETCH.get(benchmark, {}) if method == "sketchogd" else {}
             used[benchmark] = _told(presets.default_method(method, benchmark, **own))
         lines += _held_out(found, f"{title(method)}, {' / '.join(options)}", choices, used)
+    for small, room in ((False, "the paper's budget"), (True, size(comparisons.SMALL_BUDGET))):
+        choices = {benchmark: comparisons.blocked(benchmark, small) for benchmark in published.BENCHMARKS}
+        number = str(comparisons.SMALL_BLOCKS if small else KINDS["sketchogd-blocks"].options["blocks"])
+        used = {benchmark: number if benchmark in comparisons.BLOCKED else "1" for benchmark in choices}
+        lines += _held_out(found, f"{title('sketchogd-blocks')} in {room}, blocks", choices, used)
     choices = {benchmark: comparisons.anchored(benchmark) for benchmark in published.BENCHMARKS}
     used = dict.fromkeys(choices, "one byte a weight")
     return lines + _held_out(found, f"{title('layer-sketch')} in a quarter of its bytes, anchor", choices, used)

@@ -1,22 +1,40 @@
-"""The paper's memory: one sketch of the per-example gradients of the true logit, rows of length p."""
+"""The paper's memory: one sketch of the per-example gradients of the true logit, rows of length p.
+
+With `blocks` the parameters are cut into J blocks, and each has a sketch of its own part of the gradients, which takes
+as many bytes in all. Letters: p parameters, k rank, n examples, g a gradient, g_j its part in block j.
+"""
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..batches import Output, batch_size, true_logit
+from ..columns import UNSPLIT, Whole
 from ..errors import NonFiniteError, StorageError
 from ..linalg import gram
 from ..parameters import ProtectedParameters
-from ..projector import BasisProjector
+from ..projector import BasisProjector, BlocksProjector, Projector
 from ..signals import GradientSignals
 from ..sketch import REGISTRY as SKETCHES
-from ..sketch import AllRows, ProductSketch, SecondMoment, Sketch
-from ..theory.bounds import nystrom_error
+from ..sketch import Sketch
+from ..sketch.base import positive
 from .base import Held, Memory
+from .sketches import left_out, load_sketch, sketch_diagnostics
+
+
+@dataclass(eq=False)
+class Block:
+    """A block of the parameters with the sketch of its part of the gradients, and the basis where that is separate."""
+
+    name: str
+    place: slice
+    sketch: Sketch
+    basis: Tensor | None = None
+    gram_inverse: Tensor | None = None
 
 
 class GradientMemory(Memory):
@@ -28,6 +46,11 @@ class GradientMemory(Memory):
     the first example that is observed until the projector is made it is on the model's device, where the work is done.
     A memory that would take more than `limit` bytes in this process is refused. With a `power` q a gradient g is
     remembered as g ‖g‖^q: 0 is the paper's, with 1 examples whose output is easily changed count more.
+
+    With `blocks` J > 1 each of J equal blocks of the parameters has a sketch like the given one, of its own part g_j of
+    each gradient, and is projected on its own basis. A displacement that is orthogonal to every g_j is orthogonal to g;
+    J k directions in place of k are protected, in the same p k numbers and (J − 1) k² more for the factors. More blocks
+    keep more and leave less free to learn with.
     """
 
     name = "gradients"
@@ -40,18 +63,20 @@ class GradientMemory(Memory):
         offload: str | None = None,
         limit: int | None = None,
         power: float = 0.0,
+        blocks: int = 1,
     ) -> None:
         if not isinstance(sketch, Sketch):
             raise TypeError(f"expected a sketch such as so.ProductSketch(600), got {sketch!r}")
         if not math.isfinite(power):
             raise ValueError(f"power is the exponent of a gradient's norm, such as 1.0; got {power!r}")
+        positive(blocks=blocks)
         self.sketch = sketch
         self.basis_dtype = None if basis_dtype is None else _dtype(basis_dtype)
         self.offload = offload
         self.limit = limit
         self.power = float(power)
-        self._basis: Tensor | None = None
-        self._gram_inverse: Tensor | None = None
+        self.blocks = blocks
+        self.parts: list[Block] = []
 
     signals: GradientSignals
 
@@ -71,47 +96,85 @@ class GradientMemory(Memory):
                 "so.protect(..., shard=True) under torchrun"
             )
         self.signals = GradientSignals(parameters, output or true_logit, power=self.power)
-        self.sketch.bind(parameters.p, parameters.dtype, self.offload or parameters.device, parameters.columns)
+        device, places = self.offload or parameters.device, self._places(parameters)
+        if len(places) == 1:
+            self.sketch.bind(parameters.p, parameters.dtype, device, parameters.columns)
+            self.parts = [Block("sketch", places[0], self.sketch)]
+            return
+        self.parts = [
+            Block(f"sketch.{i}", place, self.sketch.fresh().bind(place.stop - place.start, parameters.dtype, device))
+            for i, place in enumerate(places)
+        ]
+
+    def _places(self, parameters: ProtectedParameters) -> list[slice]:
+        """The blocks: as equal as may be, in the order of the parameters."""
+        p, J = parameters.p, self.blocks
+        if J == 1:
+            return [slice(0, p)]
+        if p < J:
+            raise ValueError(f"{p:,} parameters cannot be cut into {J:,} blocks")
+        if not isinstance(parameters.columns, Whole):
+            raise ValueError(
+                "blocks= is for sketches that every process has in full; here they are split (shard=True or FSDP2), so "
+                "leave it out"
+            )
+        return [slice(p * i // J, p * (i + 1) // J) for i in range(J)]
 
     def cost(self, parameters: ProtectedParameters) -> int:
-        """The sketch, and the basis where that is separate; of split ones the largest part that a process has."""
-        p, itemsize, width = parameters.p, parameters.dtype.itemsize, parameters.columns.widest
-        bytes_ = self.sketch.cost(p, itemsize)
+        """The sketches, and the bases where those are separate; of split ones the largest part that a process has."""
+        sizes = [place.stop - place.start for place in self._places(parameters)]
+        if len(sizes) == 1:
+            return self._cost(parameters.p, parameters.columns.widest, parameters.dtype)
+        return sum(self._cost(size, size, parameters.dtype) for size in sizes)
+
+    def _cost(self, p: int, width: int, dtype: torch.dtype) -> int:
+        bytes_ = self.sketch.cost(p, dtype.itemsize)
         if width < p:
-            column = bytes_ - self.sketch.cost(p - 1, itemsize)
+            column = bytes_ - self.sketch.cost(p - 1, dtype.itemsize)
             bytes_ -= column * (p - width)
         if self.separate:
-            rank = self.sketch.settings().get("rank", 0) + self.sketch.settings().get("corank", 0)
-            dtype = self.basis_dtype or parameters.dtype
-            bytes_ += rank * width * dtype.itemsize + rank * rank * itemsize
+            rank = min(self.sketch.settings().get("rank", 0) + self.sketch.settings().get("corank", 0), p)
+            bytes_ += rank * width * (self.basis_dtype or dtype).itemsize + rank * rank * dtype.itemsize
         return bytes_
 
     def observe(self, inputs: Any, targets: Any) -> None:
         """See `Memory`."""
         require_finite(self.signals, inputs, targets)
         if self.offload is not None:
-            self.sketch.move_(self.parameters.device)
+            for block in self.parts:
+                block.sketch.move_(self.parameters.device)
         for rows in self.signals.chunks(inputs, targets):
-            self.sketch.observe(rows)
+            for block in self.parts[1:]:
+                block.sketch.require_finite(rows[:, block.place])  # before the first block takes its part
+            for block in self.parts:
+                block.sketch.observe(rows[:, block.place])
             del rows  # or it would stay while the next chunk is made
         self.examples += batch_size(inputs)
 
     def end_task(self) -> None:
         """See `Memory`."""
-        self.sketch.end_task()
+        for block in self.parts:
+            block.sketch.end_task()
 
-    def projector(self) -> BasisProjector:
+    def projector(self) -> Projector:
         """See `Memory`."""
-        B = self.sketch.basis()
+        projectors = [self._projector(block) for block in self.parts]
+        if len(projectors) == 1:
+            return projectors[0]
+        return BlocksProjector([(block.place, p) for block, p in zip(self.parts, projectors, strict=True)])
+
+    def _projector(self, block: Block) -> BasisProjector:
+        columns = self.parameters.columns if len(self.parts) == 1 else UNSPLIT
+        B = block.sketch.basis()
         if not self.separate:
-            return BasisProjector(B, columns=self.parameters.columns)
-        self._basis = B.to(device=self.parameters.device, dtype=self.basis_dtype or B.dtype, copy=True)
-        if self._basis.dtype != self.parameters.dtype:
-            K = self.parameters.columns.total(gram(self._basis))
-            self._gram_inverse = torch.linalg.inv(K).to(self.parameters.dtype)
+            return BasisProjector(B, columns=columns)
+        block.basis = B.to(device=self.parameters.device, dtype=self.basis_dtype or B.dtype, copy=True)
+        if block.basis.dtype != self.parameters.dtype:
+            K = columns.total(gram(block.basis))
+            block.gram_inverse = torch.linalg.inv(K).to(self.parameters.dtype)
         if self.offload is not None:
-            self.sketch.move_(self.offload)
-        return BasisProjector(self._basis, gram_inverse=self._gram_inverse, columns=self.parameters.columns)
+            block.sketch.move_(self.offload)
+        return BasisProjector(block.basis, gram_inverse=block.gram_inverse, columns=columns)
 
     def sensitivity(self) -> float | None:
         """c = √(E/n), E = Tr(M − M̂) bounding the energy that the basis leaves out (`left_out`), n examples observed.
@@ -122,22 +185,28 @@ class GradientMemory(Memory):
         Tr(M − M̂) = E. Hence Σ_e (g_eᵀΔw)² <= E ‖Δw‖². Equality needs all that is left out to lie in one direction, and
         Δw in it; for a Δw that has nothing to do with M the change is smaller by about √p.
 
+        With blocks E is the sum of theirs: the root of Σ_e (Σ_j g_ejᵀΔw_j)² is at most Σ_j √E_j ‖Δw_j‖, which is at
+        most √(Σ_j E_j) ‖Δw‖.
+
         None for sketches without that certificate, for a basis that was rounded, whose span is another one, and for
         gradients that were scaled.
         """
-        rounded = self.basis_dtype is not None and self.basis_dtype != self.sketch.dtype
-        left = left_out(self.sketch)
-        if left is None or rounded or self.power:
+        rounded = self.basis_dtype is not None and self.basis_dtype != self.parameters.dtype
+        left = [left_out(block.sketch) for block in self.parts]
+        if rounded or self.power or None in left:
             return None
-        return (left / self.sketch.count) ** 0.5 if self.sketch.count else 0.0
+        count = self.parts[0].sketch.count
+        return (sum(energy for energy in left if energy is not None) / count) ** 0.5 if count else 0.0
 
     def sketches(self) -> Iterator[tuple[str, Sketch]]:
         """See `Memory`."""
-        yield "sketch", self.sketch
+        for block in self.parts:
+            yield block.name, block.sketch
 
     def skip(self, examples: int) -> None:
         """See `Memory`; an example is a row."""
-        self.sketch.skip(examples)
+        for block in self.parts:
+            block.sketch.skip(examples)
         self.examples += examples
 
     def counted(self, examples: int) -> None:
@@ -149,7 +218,13 @@ class GradientMemory(Memory):
         self.require_same_model(other)
         if other.power != self.power:
             raise ValueError(f"gradients were scaled by other powers of their norm: {other.power:g} and {self.power:g}")
-        self.sketch.merge(other.sketch)
+        if len(other.parts) != len(self.parts):
+            raise ValueError(f"the parameters were cut otherwise: {len(other.parts)} and {len(self.parts)} blocks")
+        sketches = list(zip(self.sketches(), other.sketches(), strict=True))
+        for (_, mine), (_, theirs) in sketches:
+            mine.require_mergeable(theirs)
+        for (_, mine), (_, theirs) in sketches:
+            mine.merge(theirs)
         self.examples += other.examples
 
     def held(self) -> Iterator[Held]:
@@ -161,35 +236,64 @@ class GradientMemory(Memory):
         }
         width, p = self.parameters.columns.width, self.parameters.p
         split = f"; {width:,} of {p:,} columns in this process" if width < p else ""
-        for name, tensor in self.sketch.tensors().items():
-            purpose = purposes.get(name, "stored by the sketch") + (split if name == "rows" else "")
-            yield Held(f"sketch.{name}", purpose, tensor)
-        if self._basis is not None:
-            yield Held("basis", "orthonormal rows that updates are projected on", self._basis)
-        if self._gram_inverse is not None:
-            yield Held("gram_inverse", "corrects the rounding of the basis", self._gram_inverse)
+        for block in self.parts:
+            own = block.name.removeprefix("sketch")
+            for name, tensor in block.sketch.tensors().items():
+                purpose = purposes.get(name, "stored by the sketch") + (split if name == "rows" else "")
+                yield Held(f"{block.name}.{name}", purpose, tensor)
+            if block.basis is not None:
+                yield Held("basis" + own, "orthonormal rows that updates are projected on", block.basis)
+            if block.gram_inverse is not None:
+                yield Held("gram_inverse" + own, "corrects the rounding of the basis", block.gram_inverse)
 
     def diagnostics(self) -> dict[str, Any]:
         """See `Memory`."""
-        return {"memory": self.name, "path": self.signals.path, "sketch": sketch_diagnostics(self.sketch)}
+        found: dict[str, Any] = {"memory": self.name, "path": self.signals.path}
+        if len(self.parts) == 1:
+            return found | {"sketch": sketch_diagnostics(self.sketch)}
+        return found | {"sketches": {name: sketch_diagnostics(sketch) for name, sketch in self.sketches()}}
 
     def state_dict(self) -> dict[str, Any]:
         """See `Memory`."""
-        state = self.sketch.state_dict()
         basis_dtype = None if self.basis_dtype is None else str(self.basis_dtype).removeprefix("torch.")
         settings: dict[str, Any] = {"basis_dtype": basis_dtype, "offload": self.offload, "power": self.power}
-        meta = {"memory": self.name, "settings": settings, "examples": self.examples, "sketch": state["meta"]}
-        return {"meta": meta, "tensors": {f"sketch.{k}": v for k, v in state["tensors"].items()}}
+        settings |= {"blocks": len(self.parts)} if len(self.parts) > 1 else {}
+        states = {name: sketch.state_dict() for name, sketch in self.sketches()}
+        metas = {name: state["meta"] for name, state in states.items()}
+        meta: dict[str, Any] = {"memory": self.name, "settings": settings, "examples": self.examples}
+        meta |= metas if len(metas) == 1 else {"sketches": metas}
+        tensors = {f"{name}.{k}": v for name, state in states.items() for k, v in state["tensors"].items()}
+        return {"meta": meta, "tensors": tensors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Memory`."""
-        load_sketch(self.sketch, state["meta"]["sketch"], state["tensors"], "sketch")
-        self.examples = int(state["meta"]["examples"])
+        meta = state["meta"]
+        metas = _sketch_metas(meta)
+        if list(metas) != [block.name for block in self.parts]:
+            raise StorageError(f"the state is of {len(metas)} blocks of gradients, the memory has {len(self.parts)}")
+        # A sketch takes a whole state or nothing; for several, all must fit before the first is changed.
+        loaded = [self.sketch if len(metas) == 1 else _empty_like(block.sketch) for block in self.parts]
+        for block, sketch in zip(self.parts, loaded, strict=True):
+            load_sketch(sketch, metas[block.name], state["tensors"], block.name)
+        for block, sketch in zip(self.parts, loaded, strict=True):
+            block.sketch = sketch
+        self.examples = int(meta["examples"])
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any]) -> "GradientMemory":
         """An unbound memory with the settings of a `state_dict`'s metadata."""
-        return cls(SKETCHES[meta["sketch"]["sketch"]](**meta["sketch"]["settings"]), **meta["settings"])
+        sketch = next(iter(_sketch_metas(meta).values()))
+        return cls(SKETCHES[sketch["sketch"]](**sketch["settings"]), **meta["settings"])
+
+
+def _empty_like(sketch: Sketch) -> Sketch:
+    return sketch.fresh().bind(sketch.d, sketch.dtype, sketch.device)
+
+
+def _sketch_metas(meta: dict[str, Any]) -> dict[str, Any]:
+    """The metadata of every sketch of a state by its name."""
+    found: dict[str, Any] = {"sketch": meta["sketch"]} if "sketch" in meta else meta["sketches"]
+    return found
 
 
 def require_finite(signals: GradientSignals, inputs: Any, targets: Any) -> None:
@@ -213,47 +317,6 @@ def require_finite(signals: GradientSignals, inputs: Any, targets: Any) -> None:
             "Leave these examples out, or look for a division by zero in the model",
             bad,
         )
-
-
-def load_sketch(sketch: Sketch, meta: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> None:
-    """Give a sketch the part of a memory's state that is its own."""
-    own = {k.removeprefix(prefix + "."): t for k, t in tensors.items() if k.startswith(prefix + ".")}
-    try:
-        sketch.load_state_dict({"meta": meta, "tensors": own})
-    except (ValueError, KeyError) as error:
-        raise StorageError(f"{prefix}: {error}") from error
-
-
-def left_out(sketch: Sketch) -> float | None:
-    """Tr(M − M̂), by `theory.nystrom_error`, for sketches whose estimate has M̂ <= M; None for others.
-
-    It bounds E_G(B), what the basis leaves out of the rows. Product sketches have it (Nyström), and moments and all
-    rows, which leave out rounding only. The values of other sketches may overrate a direction.
-    """
-    if not isinstance(sketch, (ProductSketch, SecondMoment, AllRows)):
-        return None
-    return nystrom_error(sketch.spectrum()[0], sketch.energy)
-
-
-def sketch_diagnostics(sketch: Sketch) -> dict[str, Any]:
-    """Rank, captured energy, leading values and stable rank, estimated from the sketch itself.
-
-    `capacity`: 1 − rank / the most the sketch can have, 0 when new directions must share the place of old ones; None
-    for sketches that grow. `left_out`: at most so much energy lies outside the basis; None where nothing is certain.
-    """
-    values, _ = sketch.spectrum()
-    total, top = float(values.sum()), float(values[0]) if len(values) else 0.0
-    return {
-        "sketch": repr(sketch),
-        "rows": sketch.count,
-        "rank": len(values),
-        "capacity": None if sketch.rank_limit is None else 1.0 - len(values) / sketch.rank_limit,
-        "energy": sketch.energy,
-        "captured": min(1.0, total / sketch.energy) if sketch.energy else 0.0,
-        "left_out": left_out(sketch),
-        "stable_rank": sketch.energy / top if top else 0.0,
-        "values": [float(value) for value in values[:64]],
-    }
 
 
 def _dtype(value: torch.dtype | str) -> torch.dtype:

@@ -23,8 +23,9 @@ from ..sketch import ProductSketch, Sketch
 from ..testmatrix import derive_seed
 from ..uses import Use, record
 from .base import Held, Memory
-from .gradients import load_sketch, require_finite, sketch_diagnostics
+from .gradients import require_finite
 from .pairs import LayerPair, Layout, Rank, require_finite_uses
+from .sketches import load_sketch, sketch_diagnostics
 
 STRENGTH, DAMPING = 2.0, 0.05
 """The usual weight of remembered logits against a new task's loss, and of output directions: see `LayerSketch`."""

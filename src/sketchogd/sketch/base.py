@@ -106,8 +106,17 @@ class Sketch(ABC):
         if len(rows) == 0:
             return
         rows = rows.detach().to(device=self.device, dtype=self.dtype)
-        # One pass; NaN and infinity show in it.
-        low, high = torch.stack(rows.aminmax()).tolist() if width else (0.0, 0.0)
+        largest = self.require_finite(rows)
+        energy = squared_norm(rows)
+        if width < self.d:
+            energy = float(self.columns.total(torch.tensor(energy, dtype=torch.float64, device=self.device)))
+        self._update(rows, largest)
+        self.count += len(rows)
+        self.energy += energy
+
+    def require_finite(self, rows: Tensor) -> float:
+        """The largest absolute entry of rows (b, d), in one pass; NonFiniteError, naming them, if one is not finite."""
+        low, high = torch.stack(rows.aminmax()).tolist() if rows.numel() else (0.0, 0.0)
         largest = self.columns.largest(max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf)
         if largest == math.inf:
             bad = self.columns.total((~rows.isfinite()).any(1).int()).nonzero().flatten().tolist()
@@ -116,12 +125,7 @@ class Sketch(ABC):
                 "Leave these examples out, or look for a division by zero in the model",
                 bad,
             )
-        energy = squared_norm(rows)
-        if width < self.d:
-            energy = float(self.columns.total(torch.tensor(energy, dtype=torch.float64, device=self.device)))
-        self._update(rows, largest)
-        self.count += len(rows)
-        self.energy += energy
+        return largest
 
     def move_(self, device: torch.device | str) -> None:
         """Bring everything that is kept to another device; what is observed from now on is summed up there."""
