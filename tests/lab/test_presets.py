@@ -202,7 +202,7 @@ def test_goals_are_those_of_the_issue() -> None:
 def test_nothing_is_tuned_on_test_data() -> None:
     runs = presets.ridges().runs
     assert {run.validation for run in runs} == {0.1}
-    assert {run.method.name for run in runs} == {"sketchogd", "layer-sketch", "gpm", "ewc", "si"}
+    assert {run.method.name for run in runs} == {"sketchogd", "sketchogd-blocks", "layer-sketch", "gpm", "ewc", "si"}
     less = [run for run in runs if run.method.budget == settings.SMALL_BYTES[run.benchmark] // 4]
     anchors = [(run.method.options.get("anchor_dtype"), run.method.options["ridge"]) for run in less]
     assert anchors == 3 * [(None, None), ("int8", None), (None, 0.0)] + [("int8", None), (None, 0.0)]

@@ -267,12 +267,13 @@ def tried(name: str, benchmark: str) -> list[Method]:
 
 
 def blocked(benchmark: str, small: bool) -> dict[str, Method]:
-    """A gradient sketch for each of so many blocks, in the paper's budget or, `small`, in 80 MB."""
+    """A gradient sketch for each of so many blocks, in the paper's budget beside one for all, or, `small`, in 80 MB."""
     numbers: Sequence[int] = (2, 4, 8, 16, 32) if benchmark in BLOCKED else (4, 16)
     if small:
         numbers = (16, SMALL_BLOCKS) if benchmark in BLOCKED else ()
     budget = SMALL_BUDGET if small else PAPER_BYTES[benchmark]
-    return {str(n): method("sketchogd-blocks", budget=budget, blocks=n) for n in numbers}
+    one = {} if small else {"1": method("sketchogd", budget=budget)}
+    return one | {str(n): method("sketchogd-blocks", budget=budget, blocks=n) for n in numbers}
 
 
 def anchored(benchmark: str) -> dict[str, Method]:
