@@ -100,6 +100,31 @@ def test_a_failed_run_gives_exit_code_1_and_keeps_the_rest(tmp_path: Path) -> No
     assert json.loads(result.stdout) == []
 
 
+def test_data_that_is_missing_is_named_before_anything_runs(tmp_path: Path, monkeypatch) -> None:
+    def stopped(*arguments: object, **options: object) -> None:
+        raise ValueError("enough")
+
+    monkeypatch.setattr(grid, "run_grid", stopped)
+    words = [
+        "reproduce",
+        "table1",
+        "--benchmarks",
+        "split-cifar100",
+        "--methods",
+        "sgd",
+        "--seeds",
+        1,
+        "--out",
+        tmp_path,
+    ]
+    result = CliRunner().invoke(app, [*map(str, words), "--data", str(tmp_path)])
+    assert "sketchogd data --download cifar100" in " ".join(result.stderr.split())
+    (tmp_path / "cifar100").mkdir()
+    (tmp_path / "cifar100" / "cifar-100-python.tar.gz").touch()
+    result = CliRunner().invoke(app, [*map(str, words), "--data", str(tmp_path)])
+    assert "--download" not in result.stderr
+
+
 def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path, monkeypatch) -> None:
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -64,6 +64,9 @@ def _carry_out(
     side_by_side: int | None = None,
 ) -> list[grid.Outcome]:
     """Do the runs under a bar and print their table; under torchrun all processes do each run together."""
+    if any(run.benchmark == "split-cifar100" for run in runs) and (why := datasets.missing("cifar100", data)):
+        show.err.print(f"note: {why} Or: sketchogd data --download cifar100 --folder FOLDER, then --data FOLDER")
+        show.err.print("note: without it runs of split-cifar100 fail; all others are done")
     if together.launched():
         outcomes = together.carry_out(runs, out, device, data, quiet=as_json)
     else:

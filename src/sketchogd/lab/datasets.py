@@ -134,6 +134,17 @@ def available(folder: str | Path | None = None) -> list[Availability]:
     return rows
 
 
+def missing(name: str, folder: str | Path | None = None) -> str:
+    """Why a data set cannot be loaded and what to do; "" if its files are there. Nothing is read."""
+    _known(name)
+    try:
+        if name != "mnist-subset":
+            _find(name, _root(name, folder))
+    except DataError as error:
+        return str(error)
+    return ""
+
+
 def _known(name: str) -> None:
     if name not in NAMES:
         raise DataError(f"unknown data set {name!r}; there are {', '.join(NAMES)}")
