@@ -15,12 +15,19 @@ Output = Callable[[Any, Any], Tensor]
 """A scalar of one example: (its output, its target) → a tensor of one number."""
 
 
-def true_logit(output: Any, target: Tensor) -> Tensor:
+def true_logit(output: Any, target: Tensor | None) -> Tensor:
     """The logit of the true class; for sequences (T, C) with targets (T,) the sum over positions with target >= 0.
+
+    Raises ValueError without targets.
 
     >>> true_logit(torch.tensor([0.1, 0.7]), torch.tensor(1))
     tensor(0.7000)
     """
+    if target is None:
+        raise ValueError(
+            "the true logit of an example is that of its class, and no targets came: give (inputs, targets), or an "
+            "output= that needs none"
+        )
     logits = logits_of(output)
     chosen = logits.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
     return torch.where(target >= 0, chosen, torch.zeros_like(chosen)).sum()
@@ -60,7 +67,7 @@ def per_example(function: Output, output: Any, targets: Any) -> Tensor:
         return logits_of(output).flatten(1).sum(1)
     plain = output if isinstance(output, (Tensor, Mapping, tuple, list)) else logits_of(output)
     try:
-        return vmap(function)(plain, targets)
+        return vmap(function, (0, None if targets is None else 0))(plain, targets)
     except RuntimeError:
         b = batch_size(plain)
         pairs = ([map_tensors(lambda t: t[i], value) for value in (plain, targets)] for i in range(b))  # noqa: B023

@@ -61,12 +61,20 @@ class BasisProjector(Projector):
 
     A basis kept in bfloat16 is no longer orthonormal to float32 precision; `gram_inverse` = (B Bᵀ)⁻¹ makes A the exact
     projector on the span of the rounded rows. With `columns` the basis has only these of its columns in this process.
+
+    With `pull`, weight · λ of each row, it is anchored, and α is as `Pull` has it; directions outside of the basis are
+    then shrunk as a row with the pull `elsewhere` would be.
     """
 
     basis: Tensor
     alpha: Tensor | None = None
     gram_inverse: Tensor | None = None
     columns: Columns = UNSPLIT
+    pull: Tensor | None = None
+    elsewhere: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.anchored = self.pull is not None
 
     @property
     def empty(self) -> bool:
@@ -76,17 +84,24 @@ class BasisProjector(Projector):
     @property
     def hard(self) -> bool:
         """Whether no direction is only shrunk."""
-        return self.alpha is None
+        return self.alpha is None and self.pull is None
 
     def protected_part_(self, v: Tensor) -> Tensor:
-        """Bᵀ (α ∘ (B v))."""
+        """Bᵀ (α ∘ (B v)), and with α₀ for all other directions Bᵀ ((α − α₀) ∘ (B v)) + α₀ v."""
         mine = self.columns.of(v)
         c = self.columns.total(coefficients(self.basis, mine))
         if self.gram_inverse is not None:
             c = self.gram_inverse @ c
-        if self.alpha is not None:
-            c = c * self.alpha
+        alpha, outside = self.alpha, 0.0
+        if self.pull is not None:
+            outside = self.travelled * self.elsewhere / (1 + self.travelled * self.elsewhere)
+            alpha = soft_share(self.travelled * self.pull) - outside
+        if alpha is not None:
+            c = c * alpha
+        spread = mine * outside if outside else None
         combination(self.basis, c, out=mine)
+        if spread is not None:
+            mine += spread
         return self.columns.complete_(v)
 
 
@@ -95,6 +110,9 @@ class BlocksProjector(Projector):
     """A with one block for each stretch of the parameters: every block of v is projected by itself."""
 
     blocks: list[tuple[slice, BasisProjector]]
+
+    def __post_init__(self) -> None:
+        self.anchored = any(projector.anchored for _, projector in self.blocks)
 
     @property
     def empty(self) -> bool:
@@ -109,6 +127,7 @@ class BlocksProjector(Projector):
     def protected_part_(self, v: Tensor) -> Tensor:
         """A_j v_j for every block j."""
         for place, projector in self.blocks:
+            projector.travelled = self.travelled
             projector.protected_part_(v[place])
         return v
 
@@ -263,8 +282,6 @@ class LayersProjector(Projector):
     rest: BasisProjector | None
     rest_indices: tuple[int, ...]
     anchored: bool = False
-    rest_pull: Tensor | None = None
-    """weight · λ of the rest's directions, where anchored."""
     rounded: bool = False
 
     @property
@@ -296,8 +313,7 @@ class LayersProjector(Projector):
             if self.rest is None or self.rest.empty:
                 rest.zero_()
             else:
-                if self.rest_pull is not None:
-                    self.rest.alpha = soft_share(self.travelled * self.rest_pull)
+                self.rest.travelled = self.travelled
                 rest = self.rest.protected_part_(rest)
             sizes = [pieces[i].numel() for i in self.rest_indices]
             for i, part in zip(self.rest_indices, rest.split(sizes), strict=True):

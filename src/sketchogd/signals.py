@@ -150,7 +150,9 @@ def _by_vmap(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # correct all the same
-        gradients = vmap(grad(scalar), in_dims=(None, 0, 0), randomness="error")(chosen, inputs, targets)
+        gradients = vmap(grad(scalar), (None, 0, None if targets is None else 0), randomness="error")(
+            chosen, inputs, targets
+        )
     out = torch.empty(batch_size(inputs), parameters.p, dtype=parameters.dtype, device=parameters.device)
     for name, (_, place) in zip(parameters.names, parameters.slices(), strict=True):
         out[:, place] = gradients[name].reshape(len(out), -1)

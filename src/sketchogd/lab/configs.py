@@ -45,7 +45,8 @@ class RunConfig:
     """One run, named completely: equal configs give equal numbers on the same machine.
 
     tasks, n_train, n_test (of one task) make the benchmark smaller; degrees is the step of rotated-mnist. validation:
-    this share of each class of each task's training data is held out and scored on, and no test data is used.
+    this share of each class of each task's training data is held out and scored on, and no test data is used. released:
+    the permutations of permuted-mnist are those of the paper's released code.
     """
 
     benchmark: str
@@ -58,15 +59,18 @@ class RunConfig:
     n_test: int | None = None
     degrees: float | None = None
     validation: float = 0.0
+    released: bool = False
 
     @property
     def setting(self) -> str:
-        """The method's label, with the optimizer and the held-out share where these are not as usual."""
+        """The method's label, with the optimizer, the held-out share and the stream where these are not as usual."""
         words = [self.method.label]
         if self.training.optimizer != "sgd":
             words += [f"optimizer={self.training.optimizer}"]
         if self.validation:
             words += [f"validation={self.validation:g}"]
+        if self.released:
+            words += ["released"]
         return ",".join(words)
 
     @property
@@ -87,6 +91,7 @@ class RunConfig:
         flat |= {key: getattr(self, key) for key in ("tasks", "n_train", "n_test", "degrees")}
         flat["frozen"] = list(self.training.frozen)
         flat["validation"] = self.validation or None
+        flat["released"] = self.released or None
         return {key: value for key, value in flat.items() if value not in (None, "", [], {})}
 
 
@@ -100,8 +105,10 @@ def _whole_stream(config: RunConfig, data_folder: str | Path | None) -> Stream:
     if config.benchmark not in streams.BENCHMARKS:
         raise ValueError(unknown("benchmark", config.benchmark, streams.BENCHMARKS))
     sizes = {"tasks": config.tasks, "n_train": config.n_train, "n_test": config.n_test}
+    if config.released and config.benchmark != "permuted-mnist":
+        raise ValueError(f"released permutations are for permuted-mnist; {config.benchmark} has none")
     if config.degrees is None:
-        return streams.benchmark(config.benchmark, data_folder, config.seed, **sizes)
+        return streams.benchmark(config.benchmark, data_folder, config.seed, released=config.released, **sizes)
     if config.benchmark != "rotated-mnist":
         raise ValueError(f"degrees is for rotated-mnist; {config.benchmark} does not turn its images")
     tasks = 10 if config.tasks is None else config.tasks

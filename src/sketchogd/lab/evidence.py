@@ -21,7 +21,7 @@ FREE = ("seed", "preset", "curve")
 HALF = "sketchogd, bfloat16 basis"
 """The row of sketchogd with a bfloat16 basis on the device and its sketch on the host."""
 
-OURS = ("layer-sketch", "sketchogd-blocks", "sketchogd", HALF)
+OURS = ("layer-sketch", "sketchogd-pull", "sketchogd-blocks", "sketchogd", HALF)
 
 ROWS = (
     *("sgd", *OURS, "gpm", "sketchogd-1", "sketchogd-2", "sketchogd-3", "pca-ogd", "random-ogd", "fd-ogd", "ipca-ogd"),

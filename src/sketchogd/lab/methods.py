@@ -49,9 +49,10 @@ def _remembered(settings: Method) -> Remembered:
 def _room(settings: Method, setup: Setup) -> int:
     """Bytes that the budget leaves for a memory beside the copy of the weights that `every` > 1 or an anchor needs."""
     assert settings.budget is not None
-    anchored = settings.name == "layer-sketch" and settings.options["ridge"] is None
+    options = settings.options
+    anchored = options.get("ridge", 0.0) is None or options.get("strength") is not None
     parameters = so.ProtectedParameters(setup.model, setup.protected)
-    rounded = settings.options.get("anchor_dtype") == "int8"
+    rounded = options.get("anchor_dtype") == "int8"
     copies = copies_nbytes(parameters.tensors, rounded) if settings.every > 1 or anchored else 0
     if settings.budget <= copies:
         raise ValueError(
@@ -174,6 +175,22 @@ def _sketchogd_blocks(settings: Method, setup: Setup) -> Baseline:
 
 
 @register(
+    "sketchogd-pull",
+    "sketches of blocks, whose directions pull back to an anchor as strongly as old logits depend on them",
+    sizes=["rank"],
+    rank=1000,
+    test_matrix="sparse",
+    zeta=2,
+    basis_dtype=None,
+    offload=None,
+    blocks=16,
+    strength=2.0,
+)
+def _sketchogd_pull(settings: Method, setup: Setup) -> Baseline:
+    return protected(settings, setup, _gradient_memory(settings, setup))
+
+
+@register(
     "gradient-ogd",
     "gradients projected in place of updates, to compare with: momentum and Adam leak",
     every=1,
@@ -202,6 +219,7 @@ def _gradient_memory(settings: Method, setup: Setup) -> so.GradientMemory:
     options = dict(settings.options)
     places = {key: options.pop(key) for key in ("basis_dtype", "offload")}
     rows = {"power": options.pop("power", 0.0), "blocks": options.pop("blocks", 1)}
+    rows |= {"strength": options.pop("strength", None)}
     kind, zeta = options.pop("test_matrix"), options.pop("zeta")
     if kind not in ("sparse", "gaussian"):
         raise ValueError(unknown("test matrix", kind, ["sparse", "gaussian"]))

@@ -36,6 +36,7 @@ METHODS = {
     "sketchogd-3": "SketchOGD-3",
     "sketchogd": "SketchOGD",
     "sketchogd-blocks": "SketchOGD in blocks",
+    "sketchogd-pull": "SketchOGD in blocks, pulled",
     "gradient-ogd": "Gradients projected",
     "layer-sketch": "LayerSketch",
     "gpm": "GPM",
@@ -53,7 +54,18 @@ KEEPS_EXAMPLES = ("a-gem", "a-gem-published", "replay")
 
 STYLES = (
     *("layer-sketch", "sketchogd", "sketchogd-2", "a-gem", "sketchogd-3", "sketchogd-1", "ogd", "sgd"),
-    *("gpm", "fd-ogd", "ipca-ogd", "replay", "si", "ewc", "pca-ogd", "random-ogd", "sketchogd-blocks"),
+    *(
+        "gpm",
+        "fd-ogd",
+        "ipca-ogd",
+        "replay",
+        "si",
+        "ewc",
+        "pca-ogd",
+        "random-ogd",
+        "sketchogd-blocks",
+        "sketchogd-pull",
+    ),
 )
 """The place of a method is its style in all figures: colour (eight), dash and marker. Others get the free places."""
 

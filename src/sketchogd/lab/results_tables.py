@@ -119,21 +119,20 @@ def causes_table(found: Evidence) -> list[str]:
     """What was run closer to the published runs, beside the same seeds of the tables; nothing if nothing was."""
     rows = []
     for benchmark, words in published.BENCHMARKS.items():
-        for name, usual, changed in causes.suspects(benchmark):
-            training = training_for(benchmark)
-            closer = found.cell(RunConfig(benchmark, changed, training, 0, "causes"))
+        for suspect in causes.suspects(benchmark):
+            closer = found.cell(suspect.closer)
             if closer is None:
                 continue
             seeds = {run.config["seed"] for run in closer.runs}
-            ours = found.cell(RunConfig(benchmark, usual, training, 0, name), seeds)
+            usual, name = suspect.usual, suspect.table
+            ours = found.cell(RunConfig(benchmark, usual, training_for(benchmark), 0, name), seeds)
             paper = published.lookup(benchmark, usual.name, name)
             assert paper is not None
-            what = "every step projected" if changed.every != usual.every else "heads as in the released code"
             rows.append(
                 [
                     f"{title(usual.name)}, table {name[-1]}, {words}",
                     DASH if ours is None else spread(ours.accuracy),
-                    f"{spread(closer.accuracy)}, {what}",
+                    f"{spread(closer.accuracy)}, {suspect.words}",
                     f"{paper.mean:.3f} ± {paper.std:.3f}",
                 ]
             )

@@ -4,6 +4,7 @@ Each function takes labelled images and returns a `Stream`, a sequence whose tas
 rotated copies of a data set are never held at once. The paper's four benchmarks are `benchmark(name)`. `T` tasks.
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -62,15 +63,20 @@ def permuted(
     n_train: int | None = None,
     n_test: int | None = None,
     inputs: Inputs | None = None,
+    released: bool = False,
 ) -> Stream:
     """Task 0 shows the images as they are, task t > 0 their pixels in the t-th permutation drawn from `seed`; one head.
 
-    Padded first, so the padding is permuted as well. The permutations of the first tasks do not depend on `tasks`.
+    Padded first, so the padding is permuted as well. The permutations of the first tasks do not depend on `tasks`. With
+    `released` they are those that the paper's released code draws for `seed` + 1, as its seeds count from 1.
     """
     chosen = inputs or inputs_for(images)
     pixels = chosen.padded(images.x_train[:1])[0, 0].numel()
-    generator = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(pixels, generator=generator) for _ in range(_positive("tasks", tasks) - 1)]
+    if released:
+        orders = _released_orders(pixels, _positive("tasks", tasks) - 1, seed + 1)
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        orders = [torch.randperm(pixels, generator=generator) for _ in range(_positive("tasks", tasks) - 1)]
     changes = [("unpermuted", _rotation(0.0))]
     changes += [(f"permutation {t}", _permutation(order)) for t, order in enumerate(orders, start=1)]
     return _transformed(f"permuted-{images.name}", images, changes, chosen, n_train, n_test)
@@ -215,11 +221,12 @@ def benchmark(
     tasks: int | None = None,
     n_train: int | None = None,
     n_test: int | None = None,
+    released: bool = False,
 ) -> Stream:
     """One of the paper's benchmarks, `BENCHMARKS`; the three of MNIST need no files.
 
-    `seed` draws the permutations of permuted-mnist and changes nothing else. `tasks`, `n_train` and `n_test` (both for
-    one task) make it smaller.
+    `seed` draws the permutations of permuted-mnist (with `released` as `permuted` says) and changes nothing else.
+    `tasks`, `n_train` and `n_test` (both for one task) make it smaller.
     """
     if name not in BENCHMARKS:
         raise ValueError(f"unknown benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
@@ -227,12 +234,24 @@ def benchmark(
     if name == "rotated-mnist":
         stream = rotated(images, 10 if tasks is None else tasks, n_train=n_train, n_test=n_test)
     elif name == "permuted-mnist":
-        stream = permuted(images, 10 if tasks is None else tasks, seed, n_train=n_train, n_test=n_test)
+        count = 10 if tasks is None else tasks
+        stream = permuted(images, count, seed, n_train=n_train, n_test=n_test, released=released)
     elif name == "split-mnist":
         stream = split(images, 2, tasks=tasks, n_train=n_train, n_test=n_test)
     else:
         stream = split(images, 5, own_heads=True, tasks=tasks, n_train=n_train, n_test=n_test)
     return Stream(name, stream.recipes)
+
+
+def _released_orders(pixels: int, count: int, seed: int) -> list[torch.Tensor]:
+    """Python's own shuffles, one a task; that of the first task, which has no use for it, is drawn as well."""
+    shuffles = random.Random(seed)
+    drawn = []
+    for _ in range(count + 1):
+        order = list(range(pixels))
+        shuffles.shuffle(order)
+        drawn.append(torch.tensor(order))
+    return drawn[1:]
 
 
 def _positive(name: str, value: int) -> int:

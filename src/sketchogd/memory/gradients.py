@@ -6,39 +6,26 @@ as many bytes in all. Letters: p parameters, k rank, n examples, g a gradient, g
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..batches import Output, batch_size, true_logit
-from ..columns import UNSPLIT, Whole
+from ..columns import UNSPLIT
 from ..errors import NonFiniteError, StorageError
-from ..linalg import gram
 from ..parameters import ProtectedParameters
-from ..projector import BasisProjector, BlocksProjector, Projector
+from ..projector import BlocksProjector, Projector
 from ..signals import GradientSignals
 from ..sketch import REGISTRY as SKETCHES
 from ..sketch import Sketch
 from ..sketch.base import positive
 from .base import Held, Memory
+from .blocks import Block, places
 from .sketches import left_out, load_sketch, sketch_diagnostics
 
 
-@dataclass(eq=False)
-class Block:
-    """A block of the parameters with the sketch of its part of the gradients, and the basis where that is separate."""
-
-    name: str
-    place: slice
-    sketch: Sketch
-    basis: Tensor | None = None
-    gram_inverse: Tensor | None = None
-
-
 class GradientMemory(Memory):
-    """One sketch of all gradients; the projector is hard, on the sketch's basis.
+    """One sketch of all gradients; the projector is hard, on the sketch's basis, or with `strength` a pull.
 
     The basis stands in the sketch's own memory, and is used up by the next observe. With `basis_dtype` (float32,
     "bfloat16", …) or `offload` ("cpu") the projector has a basis of its own on the model's device: training can then go
@@ -51,6 +38,11 @@ class GradientMemory(Memory):
     each gradient, and is projected on its own basis. A displacement that is orthogonal to every g_j is orthogonal to g;
     J k directions in place of k are protected, in the same p k numbers and (J − 1) k² more for the factors. More blocks
     keep more and leave less free to learn with.
+
+    With a `strength` no direction is forbidden: weights are pulled back to where they were when the projector was made
+    (their anchor, one more copy), as by a `LayerSketch`. Training descends on the new loss + `strength`/2 · the mean
+    square change of remembered outputs, summed over tasks; with J blocks on a bound of it, (Σ_j g_jᵀΔ_j)² <=
+    J Σ_j (g_jᵀΔ_j)². Directions that a sketch has no room for get the mean of the energy that it does not hold.
     """
 
     name = "gradients"
@@ -64,18 +56,25 @@ class GradientMemory(Memory):
         limit: int | None = None,
         power: float = 0.0,
         blocks: int = 1,
+        strength: float | None = None,
     ) -> None:
         if not isinstance(sketch, Sketch):
             raise TypeError(f"expected a sketch such as so.ProductSketch(600), got {sketch!r}")
         if not math.isfinite(power):
             raise ValueError(f"power is the exponent of a gradient's norm, such as 1.0; got {power!r}")
         positive(blocks=blocks)
+        if not (strength is None or (strength > 0 and math.isfinite(strength))):
+            raise ValueError(f"strength is a number > 0, or None for a hard projection; got {strength!r}")
+        if strength is not None and power:
+            raise ValueError("strength= weighs how much outputs change, which gradients scaled by power= do not tell")
         self.sketch = sketch
         self.basis_dtype = None if basis_dtype is None else _dtype(basis_dtype)
         self.offload = offload
         self.limit = limit
         self.power = float(power)
         self.blocks = blocks
+        self.strength = None if strength is None else float(strength)
+        self.tasks = 0
         self.parts: list[Block] = []
 
     signals: GradientSignals
@@ -84,6 +83,11 @@ class GradientMemory(Memory):
     def separate(self) -> bool:
         """Whether the projector has a basis of its own."""
         return self.basis_dtype is not None or self.offload is not None
+
+    @property
+    def anchored(self) -> bool:
+        """See `Memory`."""
+        return self.strength is not None
 
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; the default output is the true logit."""
@@ -96,33 +100,19 @@ class GradientMemory(Memory):
                 "so.protect(..., shard=True) under torchrun"
             )
         self.signals = GradientSignals(parameters, output or true_logit, power=self.power)
-        device, places = self.offload or parameters.device, self._places(parameters)
-        if len(places) == 1:
+        device, cuts = self.offload or parameters.device, places(parameters, self.blocks)
+        if len(cuts) == 1:
             self.sketch.bind(parameters.p, parameters.dtype, device, parameters.columns)
-            self.parts = [Block("sketch", places[0], self.sketch)]
+            self.parts = [Block("sketch", cuts[0], self.sketch)]
             return
         self.parts = [
             Block(f"sketch.{i}", place, self.sketch.fresh().bind(place.stop - place.start, parameters.dtype, device))
-            for i, place in enumerate(places)
+            for i, place in enumerate(cuts)
         ]
-
-    def _places(self, parameters: ProtectedParameters) -> list[slice]:
-        """The blocks: as equal as may be, in the order of the parameters."""
-        p, J = parameters.p, self.blocks
-        if J == 1:
-            return [slice(0, p)]
-        if p < J:
-            raise ValueError(f"{p:,} parameters cannot be cut into {J:,} blocks")
-        if not isinstance(parameters.columns, Whole):
-            raise ValueError(
-                "blocks= is for sketches that every process has in full; here they are split (shard=True or FSDP2), so "
-                "leave it out"
-            )
-        return [slice(p * i // J, p * (i + 1) // J) for i in range(J)]
 
     def cost(self, parameters: ProtectedParameters) -> int:
         """The sketches, and the bases where those are separate; of split ones the largest part that a process has."""
-        sizes = [place.stop - place.start for place in self._places(parameters)]
+        sizes = [place.stop - place.start for place in places(parameters, self.blocks)]
         if len(sizes) == 1:
             return self._cost(parameters.p, parameters.columns.widest, parameters.dtype)
         return sum(self._cost(size, size, parameters.dtype) for size in sizes)
@@ -153,28 +143,30 @@ class GradientMemory(Memory):
 
     def end_task(self) -> None:
         """See `Memory`."""
+        self.tasks += 1
         for block in self.parts:
             block.sketch.end_task()
 
     def projector(self) -> Projector:
         """See `Memory`."""
-        projectors = [self._projector(block) for block in self.parts]
-        if len(projectors) == 1:
-            return projectors[0]
-        return BlocksProjector([(block.place, p) for block, p in zip(self.parts, projectors, strict=True)])
-
-    def _projector(self, block: Block) -> BasisProjector:
         columns = self.parameters.columns if len(self.parts) == 1 else UNSPLIT
-        B = block.sketch.basis()
-        if not self.separate:
-            return BasisProjector(B, columns=columns)
-        block.basis = B.to(device=self.parameters.device, dtype=self.basis_dtype or B.dtype, copy=True)
-        if block.basis.dtype != self.parameters.dtype:
-            K = columns.total(gram(block.basis))
-            block.gram_inverse = torch.linalg.inv(K).to(self.parameters.dtype)
-        if self.offload is not None:
-            block.sketch.move_(self.offload)
-        return BasisProjector(block.basis, gram_inverse=block.gram_inverse, columns=columns)
+        made = []
+        for block in self.parts:
+            if self.separate:
+                block.copy_basis(self.basis_dtype, self.parameters, columns)
+            made.append((block.place, block.projector(columns, self._weight if self.anchored else None)))
+            if self.offload is not None:
+                block.sketch.move_(self.offload)
+        return made[0][1] if len(made) == 1 else BlocksProjector(made)
+
+    @property
+    def _weight(self) -> float:
+        """What a square change of one block's part of an output weighs: strength · J · tasks over examples.
+
+        Two tasks weigh twice as much as one, whatever their numbers of examples; where no task was ever ended, all
+        examples are one.
+        """
+        return (self.strength or 0.0) * len(self.parts) * max(1, self.tasks) / max(1, self.examples)
 
     def sensitivity(self) -> float | None:
         """c = √(E/n), E = Tr(M − M̂) bounding the energy that the basis leaves out (`left_out`), n examples observed.
@@ -188,12 +180,12 @@ class GradientMemory(Memory):
         With blocks E is the sum of theirs: the root of Σ_e (Σ_j g_ejᵀΔw_j)² is at most Σ_j √E_j ‖Δw_j‖, which is at
         most √(Σ_j E_j) ‖Δw‖.
 
-        None for sketches without that certificate, for a basis that was rounded, whose span is another one, and for
-        gradients that were scaled.
+        None for sketches without that certificate, for a basis that was rounded, whose span is another one, for
+        gradients that were scaled, and for a pull, which is not hard.
         """
         rounded = self.basis_dtype is not None and self.basis_dtype != self.parameters.dtype
         left = [left_out(block.sketch) for block in self.parts]
-        if rounded or self.power or None in left:
+        if rounded or self.power or self.anchored or None in left:
             return None
         count = self.parts[0].sketch.count
         return (sum(energy for energy in left if energy is not None) / count) ** 0.5 if count else 0.0
@@ -216,6 +208,8 @@ class GradientMemory(Memory):
     def merge(self, other: "GradientMemory") -> None:
         """See `Memory`."""
         self.require_same_model(other)
+        if other.strength != self.strength:
+            raise ValueError(f"the strengths of their pulls differ: {other.strength} and {self.strength}")
         if other.power != self.power:
             raise ValueError(f"gradients were scaled by other powers of their norm: {other.power:g} and {self.power:g}")
         if len(other.parts) != len(self.parts):
@@ -226,25 +220,14 @@ class GradientMemory(Memory):
         for (_, mine), (_, theirs) in sketches:
             mine.merge(theirs)
         self.examples += other.examples
+        self.tasks += other.tasks
 
     def held(self) -> Iterator[Held]:
         """See `Memory`."""
-        purposes = {
-            "rows": "sketch, or its basis in the same place",
-            "factor": "restores the sketch from its basis",
-            "values": "estimated eigenvalues",
-        }
         width, p = self.parameters.columns.width, self.parameters.p
         split = f"; {width:,} of {p:,} columns in this process" if width < p else ""
         for block in self.parts:
-            own = block.name.removeprefix("sketch")
-            for name, tensor in block.sketch.tensors().items():
-                purpose = purposes.get(name, "stored by the sketch") + (split if name == "rows" else "")
-                yield Held(f"{block.name}.{name}", purpose, tensor)
-            if block.basis is not None:
-                yield Held("basis" + own, "orthonormal rows that updates are projected on", block.basis)
-            if block.gram_inverse is not None:
-                yield Held("gram_inverse" + own, "corrects the rounding of the basis", block.gram_inverse)
+            yield from block.held(split)
 
     def diagnostics(self) -> dict[str, Any]:
         """See `Memory`."""
@@ -258,9 +241,11 @@ class GradientMemory(Memory):
         basis_dtype = None if self.basis_dtype is None else str(self.basis_dtype).removeprefix("torch.")
         settings: dict[str, Any] = {"basis_dtype": basis_dtype, "offload": self.offload, "power": self.power}
         settings |= {"blocks": len(self.parts)} if len(self.parts) > 1 else {}
+        settings |= {"strength": self.strength} if self.anchored else {}
         states = {name: sketch.state_dict() for name, sketch in self.sketches()}
         metas = {name: state["meta"] for name, state in states.items()}
         meta: dict[str, Any] = {"memory": self.name, "settings": settings, "examples": self.examples}
+        meta |= {"tasks": self.tasks} if self.anchored else {}
         meta |= metas if len(metas) == 1 else {"sketches": metas}
         tensors = {f"{name}.{k}": v for name, state in states.items() for k, v in state["tensors"].items()}
         return {"meta": meta, "tensors": tensors}
@@ -277,7 +262,7 @@ class GradientMemory(Memory):
             load_sketch(sketch, metas[block.name], state["tensors"], block.name)
         for block, sketch in zip(self.parts, loaded, strict=True):
             block.sketch = sketch
-        self.examples = int(meta["examples"])
+        self.examples, self.tasks = int(meta["examples"]), int(meta.get("tasks", 0))
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any]) -> "GradientMemory":

@@ -231,21 +231,18 @@ class LayerSketch(Memory):
             if projector is not None:
                 layers[name] = projector
         rest: BasisProjector | None = None
-        rest_pull: Tensor | None = None
         rest_indices: tuple[int, ...] = ()
         if self.rest_parameters is not None and self.rest_sketch is not None:
             rest_indices = tuple(index[id(t)] for t in self.rest_parameters.tensors)
             values, B = self.rest_sketch.spectrum()
             if len(values):
                 if self.ridge is None:
-                    rest, rest_pull = BasisProjector(B), (self._weight * values).to(B.dtype)
+                    rest = BasisProjector(B, pull=(self._weight * values).to(B.dtype))
                 else:
                     mean = self.rest_sketch.energy / self.rest_parameters.p
                     alpha = soft_weights(values, self.ridge, mean).to(B.dtype)
                     rest = BasisProjector(B, None if self.ridge == 0 else alpha)
-        return LayersProjector(
-            self.parameters, layers, places, rest, rest_indices, self.anchored, rest_pull, self.rounded
-        )
+        return LayersProjector(self.parameters, layers, places, rest, rest_indices, self.anchored, self.rounded)
 
     @property
     def anchored(self) -> bool:
