@@ -71,7 +71,7 @@ def test_a_pull_is_one_implicit_step(elsewhere):
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize(("every", "lr", "count"), [(1, 0.02, 3000), (10, 0.003, 12000)])
 def test_training_ends_at_the_balance_of_both_losses(blocks, every, lr, count):
-    """A linear model: the minimum of new loss + strength/2 · mean square, or of the bound J Σ_j (g_jᵀΔ_j)² of it."""
+    """A linear model: the minimum of new loss + strength/2 · mean square, where blocks are judged one by one."""
     old, new, wanted = problem()
     model, optimizer, protection = start(every=every, lr=lr, blocks=blocks)
     before = flat(model)
@@ -82,7 +82,7 @@ def test_training_ends_at_the_balance_of_both_losses(blocks, every, lr, count):
     H_new, H_old = X.T @ X * 2 / 30, torch.zeros(7, 7, dtype=torch.float64)
     for j in range(blocks):
         place = slice(7 * j // blocks, 7 * (j + 1) // blocks)
-        H_old[place, place] = 2.0 * blocks * Z[:, place].T @ Z[:, place] / len(old)
+        H_old[place, place] = 2.0 * Z[:, place].T @ Z[:, place] / len(old)
     right = X.T @ wanted[:, 0] * 2 / 30 + H_old @ before
     expected = torch.linalg.solve(H_new + H_old, right)
     torch.testing.assert_close(flat(model), expected, rtol=0, atol=0.02 * float((expected - before).abs().max()))

@@ -184,7 +184,7 @@ def _sketchogd_blocks(settings: Method, setup: Setup) -> Baseline:
     basis_dtype=None,
     offload=None,
     blocks=16,
-    strength=2.0,
+    strength=8.0,
 )
 def _sketchogd_pull(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _gradient_memory(settings, setup))

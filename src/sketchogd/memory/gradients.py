@@ -41,8 +41,9 @@ class GradientMemory(Memory):
 
     With a `strength` no direction is forbidden: weights are pulled back to where they were when the projector was made
     (their anchor, one more copy), as by a `LayerSketch`. Training descends on the new loss + `strength`/2 · the mean
-    square change of remembered outputs, summed over tasks; with J blocks on a bound of it, (Σ_j g_jᵀΔ_j)² <=
-    J Σ_j (g_jᵀΔ_j)². Directions that a sketch has no room for get the mean of the energy that it does not hold.
+    square change of remembered outputs, summed over tasks, to first order (gᵀΔ)². With blocks it is Σ_j (g_jᵀΔ_j)²: as
+    much, where what the blocks change has nothing to do with each other, and never less than a J-th of it. Directions
+    that a sketch has no room for get the mean of the energy that it does not hold.
     """
 
     name = "gradients"
@@ -161,12 +162,12 @@ class GradientMemory(Memory):
 
     @property
     def _weight(self) -> float:
-        """What a square change of one block's part of an output weighs: strength · J · tasks over examples.
+        """What a square change of an output weighs: strength · tasks over examples.
 
         Two tasks weigh twice as much as one, whatever their numbers of examples; where no task was ever ended, all
         examples are one.
         """
-        return (self.strength or 0.0) * len(self.parts) * max(1, self.tasks) / max(1, self.examples)
+        return (self.strength or 0.0) * max(1, self.tasks) / max(1, self.examples)
 
     def sensitivity(self) -> float | None:
         """c = √(E/n), E = Tr(M − M̂) bounding the energy that the basis leaves out (`left_out`), n examples observed.
