@@ -202,7 +202,10 @@ def test_goals_are_those_of_the_issue() -> None:
 def test_nothing_is_tuned_on_test_data() -> None:
     runs = presets.ridges().runs
     assert {run.validation for run in runs} == {0.1}
-    assert {run.method.name for run in runs} == {"sketchogd", "sketchogd-blocks", "layer-sketch", "gpm", "ewc", "si"}
+    sketches = {"sketchogd", "sketchogd-blocks", "sketchogd-pull", "layer-sketch"}
+    assert {run.method.name for run in runs} == {*sketches, "gpm", "ewc", "si"}
+    pulls = [run.method for run in runs if run.method.name == "sketchogd-pull"]
+    assert {(m.budget, m.options["blocks"]) for m in pulls} == {(80_000_000, 64), (7_687_200_000, 16)}
     less = [run for run in runs if run.method.budget == settings.SMALL_BYTES[run.benchmark] // 4]
     anchors = [(run.method.options.get("anchor_dtype"), run.method.options["ridge"]) for run in less]
     assert anchors == 3 * [(None, None), ("int8", None), (None, 0.0)] + [("int8", None), (None, 0.0)]

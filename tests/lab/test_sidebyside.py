@@ -25,6 +25,7 @@ METHODS = [
     method("sgd"),
     method("sketchogd", rank=30, every=4),
     method("sketchogd-blocks", rank=10, blocks=3, every=4),
+    method("sketchogd-pull", rank=10, blocks=3, every=4),
     method("layer-sketch", every=4),
     method("random-ogd", capacity=30, every=4),
     method("a-gem", per_task=30, batch=20),

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import random
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,23 @@ def test_permuted_mnist_is_the_protocols() -> None:
     assert torch.equal(short[2].x_train, stream[2].x_train)
     other = streams.benchmark("permuted-mnist", seed=4, tasks=3, n_train=50, n_test=20)
     assert not torch.equal(short[2].x_train, other[2].x_train)
+
+
+def test_released_permutations_are_those_of_pythons_own_shuffles() -> None:
+    """The published code seeds Python's generator with 1, 2, … and shuffles a list for every task, the first too."""
+    given = {"tasks": 3, "n_train": 50, "n_test": 20}
+    plain = streams.benchmark("permuted-mnist", seed=4, **given).test(0)[0].flatten(1)
+    stream = streams.benchmark("permuted-mnist", seed=4, released=True, **given)
+    state = random.getstate()
+    random.seed(5)
+    for t in range(3):
+        order = list(range(1024))
+        random.shuffle(order)
+        shown = stream.test(t)[0].flatten(1)
+        assert torch.equal(shown, plain[:, order] if t else plain)
+    random.setstate(state)
+    with pytest.raises(ValueError, match="split-mnist has none"):
+        stream_of(RunConfig("split-mnist", method("sgd"), released=True))
 
 
 def test_permutation_is_the_same_for_every_channel() -> None:

@@ -45,8 +45,15 @@ FEWEST_VECTORS = {
 }
 """Below so many vectors of length p a sketch of gradients protects next to nothing; pca-ogd and random-ogd need T."""
 
+SMALL_BUDGET, SMALL_BLOCKS = 80 * MB, 64
+"""With so many bytes or fewer the sketches of blocks have small ranks, and held-out data favours more blocks."""
+
+PULL_BYTES = dict.fromkeys(PARAMETERS, SMALL_BUDGET) | {"split-cifar100": PAPER_BYTES["split-cifar100"]}
+"""What a pull by gradients is given in the goals, and where its strength is tuned: a seventh of the paper's budget for
+the MNIST benchmarks, and all of it for Split CIFAR-100."""
+
 ELSEWHERE = dict.fromkeys(("sketchogd-1", "sketchogd-2", "sketchogd-3", "pca-ogd", "random-ogd"), PAPER_BYTES)
-ELSEWHERE |= dict.fromkeys(("sketchogd", "sketchogd-blocks", "sketchogd-pull"), PAPER_BYTES)
+ELSEWHERE |= {"sketchogd": PAPER_BYTES, "sketchogd-blocks": PAPER_BYTES, "sketchogd-pull": PULL_BYTES}
 ELSEWHERE |= {"layer-sketch": SMALL_BYTES, "a-gem": dict.fromkeys(PARAMETERS, 5 * MB) | {"split-cifar100": 16 * MB}}
 """Budgets whose runs belong to table 1 (the paper's methods at the paper's sizes) or to the goals (ours)."""
 
@@ -62,12 +69,6 @@ HALF_BASIS: dict[str, Any] = {"basis_dtype": "bfloat16", "offload": "cpu"}
 
 BLOCKED = ("rotated-mnist", "permuted-mnist", "split-mnist")
 """Benchmarks on which held-out data favours a gradient sketch for each block of the parameters over one for all."""
-
-SMALL_BUDGET, SMALL_BLOCKS = 80 * MB, 64
-"""With so many bytes or fewer the sketches of blocks have small ranks, and held-out data favours more blocks."""
-
-PULL_BYTES = dict.fromkeys(PARAMETERS, SMALL_BUDGET) | {"split-cifar100": PAPER_BYTES["split-cifar100"]}
-"""With so many bytes the strength of a pull by gradients is tuned."""
 
 ONE_RULE: dict[str, Any] = {}
 """The options of layer-sketch that are the same for all benchmarks: the usual ones."""
@@ -148,7 +149,9 @@ def _blocks(benchmark: str, budget: int) -> dict[str, Any]:
 
 
 def _most_bytes(name: str, benchmark: str) -> float:
-    """Bytes beyond which a method has no use for more."""
+    """Bytes beyond which a method has no use for more, or is not tried with more."""
+    if name == "sketchogd-pull":
+        return PULL_BYTES[benchmark]
     if name in ("layer-sketch", "gpm"):
         return LAYER_FULL_BYTES[benchmark]
     if name in ("a-gem", "replay"):
@@ -194,11 +197,12 @@ def goal_list() -> list[Goal]:
         for benchmark, accuracy in goals.items()
         if benchmark in BLOCKED
     ]
-    words = "the paper's budget, everything counted in it; 16 blocks and one rule for all four"
-    found += [
-        Goal("pull", benchmark, method("sketchogd-pull", budget=PAPER_BYTES[benchmark]), accuracy, words)
-        for benchmark, accuracy in _COUNTED.items()
-    ]
+    for benchmark, accuracy in _COUNTED.items():
+        budget = PULL_BYTES[benchmark]
+        words = "the paper's budget" if budget == PAPER_BYTES[benchmark] else f"{budget / MB:g} MB"
+        words += ", everything counted in it; strength tuned on held-out training data"
+        chosen = default_method("sketchogd-pull", benchmark, budget=budget, **_blocks(benchmark, budget))
+        found.append(Goal("pull", benchmark, chosen, accuracy, words))
     for key, words in _LAYERS.items():
         for benchmark, accuracy in zip(PARAMETERS, (0.905, 0.925, 0.910, 0.665), strict=True):
             budget = SMALL_BYTES[benchmark] // (4 if key == "quarter" else 1)
