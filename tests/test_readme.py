@@ -14,6 +14,7 @@ README = Path(__file__).parents[1] / "README.md"
 EPOCHS = 5
 MEMORIES = {
     "gradient": lambda: so.ProductSketch(100),
+    "pulled": lambda: so.GradientMemory(so.ProductSketch(60), blocks=4, strength=200.0),
     "layer": lambda: so.LayerSketch(rank=40),
     "rounded": lambda: so.LayerSketch(rank=40, anchor_dtype="int8"),
 }

@@ -32,6 +32,7 @@ MEMORIES = {
     "scaled": lambda: so.GradientMemory(so.ProductSketch(12), power=1.0),
     "blocks": lambda: so.GradientMemory(so.ProductSketch(6), blocks=3),
     "blocks-bfloat16": lambda: so.GradientMemory(so.ProductSketch(6), blocks=3, basis_dtype="bfloat16", offload="cpu"),
+    "pulled": lambda: so.GradientMemory(so.ProductSketch(6), blocks=3, strength=3.0),
     "layers": lambda: so.LayerSketch(rank=6, ridge=0.1),
     "layers-anchored": lambda: so.LayerSketch(rank=6),
     "layers-rounded": lambda: so.LayerSketch(rank=6, anchor_dtype="int8"),

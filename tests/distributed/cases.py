@@ -20,9 +20,11 @@ SKETCHES = {
     "incremental-pca": lambda: so.IncrementalPCA(8, 3),
     "frequent-directions": lambda: so.FrequentDirections(8, 3),
     "scaled": lambda: so.GradientMemory(so.ProductSketch(12), power=1.0),
+    "pulled": lambda: so.GradientMemory(so.ProductSketch(12), strength=3.0),
 }
 BLOCKS = {
     "blocks": lambda: so.GradientMemory(so.ProductSketch(5), blocks=3),
+    "blocks-pulled": lambda: so.GradientMemory(so.ProductSketch(5), blocks=3, strength=3.0),
     "blocks-random": lambda: so.GradientMemory(so.RandomRows(10), blocks=3),
 }
 LAYERS = {"layer": lambda: so.LayerSketch(rank=5), "layer-ridge": lambda: so.LayerSketch(rank=5, ridge=0.05)}

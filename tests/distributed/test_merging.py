@@ -18,6 +18,7 @@ MERGEABLE = {
     "gradient": lambda part: so.GradientSketch(12, seed=part),
     "all": lambda part: so.AllRows(),
     "frequent-directions": lambda part: so.FrequentDirections(40, 3),
+    "pulled": lambda part: so.GradientMemory(so.ProductSketch(12), strength=3.0),
     "layer": lambda part: so.LayerSketch(rank=5, ridge=0.05),
     "layer-anchored": lambda part: so.LayerSketch(rank=5),
 }
