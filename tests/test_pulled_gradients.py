@@ -202,6 +202,13 @@ def test_a_strength_is_a_positive_number(strength):
         so.GradientMemory(so.AllRows(), strength=strength)
 
 
+def test_a_memory_says_what_it_is():
+    sketch = so.ProductSketch(3)
+    told = repr(so.GradientMemory(sketch, blocks=2, strength=4, basis_dtype="bfloat16"))
+    assert told == f"GradientMemory({sketch!r}, basis_dtype='bfloat16', blocks=2, strength=4.0)"
+    assert repr(so.GradientMemory(sketch)) == f"GradientMemory({sketch!r})"
+
+
 def test_scaled_gradients_cannot_be_pulled_by():
     with pytest.raises(ValueError, match="power="):
         so.GradientMemory(so.AllRows(), strength=1.0, power=1.0)

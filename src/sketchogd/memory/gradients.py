@@ -237,15 +237,22 @@ class GradientMemory(Memory):
             return found | {"sketch": sketch_diagnostics(self.sketch)}
         return found | {"sketches": {name: sketch_diagnostics(sketch) for name, sketch in self.sketches()}}
 
+    def settings(self) -> dict[str, Any]:
+        """The settings as plain data; those that came later only where they say something."""
+        basis_dtype = None if self.basis_dtype is None else str(self.basis_dtype).removeprefix("torch.")
+        plain: dict[str, Any] = {"basis_dtype": basis_dtype, "offload": self.offload, "power": self.power}
+        plain |= {"blocks": self.blocks} if self.blocks > 1 else {}
+        return plain | ({"strength": self.strength} if self.anchored else {})
+
+    def __repr__(self) -> str:
+        said = [f", {key}={value!r}" for key, value in self.settings().items() if value]
+        return f"GradientMemory({self.sketch!r}{''.join(said)})"
+
     def state_dict(self) -> dict[str, Any]:
         """See `Memory`."""
-        basis_dtype = None if self.basis_dtype is None else str(self.basis_dtype).removeprefix("torch.")
-        settings: dict[str, Any] = {"basis_dtype": basis_dtype, "offload": self.offload, "power": self.power}
-        settings |= {"blocks": len(self.parts)} if len(self.parts) > 1 else {}
-        settings |= {"strength": self.strength} if self.anchored else {}
         states = {name: sketch.state_dict() for name, sketch in self.sketches()}
         metas = {name: state["meta"] for name, state in states.items()}
-        meta: dict[str, Any] = {"memory": self.name, "settings": settings, "examples": self.examples}
+        meta: dict[str, Any] = {"memory": self.name, "settings": self.settings(), "examples": self.examples}
         meta |= {"tasks": self.tasks} if self.anchored else {}
         meta |= metas if len(metas) == 1 else {"sketches": metas}
         tensors = {f"{name}.{k}": v for name, state in states.items() for k, v in state["tensors"].items()}
