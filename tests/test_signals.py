@@ -135,6 +135,16 @@ def test_sequence_targets_sum_over_positions_and_skip_negative_ones():
     assert torch.isclose(so.log_likelihood(output, target), expected)
 
 
+def test_targets_may_be_left_out_where_no_output_needs_them():
+    model, x, _ = models.make("mlp")
+    found = so.per_example_gradients(model, x, None, output=lambda output, target: output.sum())
+    expected = so.per_example_gradients(model, x, torch.zeros(len(x)), output=lambda output, target: output.sum())
+    assert torch.equal(found, expected)
+    protection = so.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=so.ProductSketch(4))
+    with pytest.raises(ValueError, match="no targets came"):
+        protection.observe(x)
+
+
 def test_modes_are_restored_also_after_an_exception():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
     model[1].eval()  # the user froze the statistics
