@@ -74,6 +74,12 @@ TUNED: dict[str, dict[str, dict[str, Any]]] = {
         "split-mnist": {"strength": 4.0, "damping": 0.05},
         "split-cifar100": {"strength": 1.0, "damping": 0.015},
     },
+    "sketchogd-pull": {
+        "rotated-mnist": {"strength": 4.0},
+        "permuted-mnist": {"strength": 4.0},
+        "split-mnist": {"strength": 512.0},
+        "split-cifar100": {"strength": 8.0},
+    },
     "gpm": {
         "rotated-mnist": {"energy": 0.97},
         "permuted-mnist": {"energy": 0.97},
