@@ -74,7 +74,7 @@ def every_sketch(rank, size, all_with_fsdp):
             net = ddp()
             found[f"flat {key}"] = run(net, net.module, rank, size, make, **options, shard=True)
             # Every example takes a pass through the whole group, so usually only the paper's sketches go through this.
-            if all_with_fsdp or name in cases.PAPER:
+            if (all_with_fsdp or name in cases.PAPER) and name != "pulled":
                 net = fsdp(size)
                 found[f"fsdp {key}"] = run(net, net, rank, size, make, **options, n=FSDP_EXAMPLES)
     for name, make in {**cases.BLOCKS, **cases.LAYERS}.items():
@@ -86,7 +86,8 @@ def every_sketch(rank, size, all_with_fsdp):
 # ---------------------------------------------------------------- everything else, in one group of three
 
 
-FILES = ("ddp", "flat", "fsdp", "layer", "layer-rounded")
+FILES = ("ddp", "flat", "fsdp", "layer", "layer-rounded", "pulled")
+ANCHORED = ("layer", "layer-rounded", "pulled")
 LAYOUTS = {
     "ddp": lambda size: (ddp(), {}),
     "flat": lambda size: (ddp(), {"shard": True}),
@@ -216,6 +217,9 @@ def _refusals(rank, size, folder):
             "other seed": reason(lambda: protected("ddp", size, so.ProductSketch(12, seed=rank))),
             "sharded layer memory": reason(lambda: protected("flat", size, so.LayerSketch(rank=5))),
             "layer memory of split weights": reason(lambda: protected("fsdp", size, so.LayerSketch(rank=5))),
+            "pull of split weights": reason(
+                lambda: protected("fsdp", size, so.GradientMemory(so.ProductSketch(12), strength=3.0))
+            ),
             "layer memory that does not add up": reason(
                 lambda: protected("ddp", size, so.LayerSketch(rank=2, sketch=so.FrequentDirections))
             ),
@@ -338,7 +342,9 @@ def _wire(rank, size, folder):
 
 
 def _stored(layout, size):
-    """A protection for the tests of files; "layer" and "layer-rounded" are anchored layer memories with DDP."""
+    """A protection for the tests of files: anchored layer memories with DDP, an anchored gradient sketch split."""
+    if layout == "pulled":
+        return protected("flat", size, so.GradientMemory(so.ProductSketch(12), strength=3.0))
     if layout.startswith("layer"):
         return protected(
             "ddp", size, so.LayerSketch(rank=5, anchor_dtype="int8" if layout == "layer-rounded" else None)
@@ -348,7 +354,7 @@ def _stored(layout, size):
 
 def _outcome(net, optimizer, protection, layout, rank, size):
     """What must be the same after a save and a load: the projections, and for an anchored memory where steps lead."""
-    if not layout.startswith("layer"):
+    if layout not in ANCHORED:
         return projected(protection)
     cases.train(net, optimizer, 4, rank, size, steps=2)
     return protection.parameters.flatten()
@@ -367,13 +373,13 @@ def _files(rank, size, folder):
             save_file(weights, f"{folder}/{layout}.weights")
         protection.save(f"{folder}/{layout}.safetensors")
         dcp.save({"memory": protection}, checkpoint_id=f"{folder}/{layout}.checkpoint")
-        if not layout.startswith("layer"):
+        if layout not in ANCHORED:
             found[f"rank {layout}"] = len(protection.projector.basis)
             again = _stored(layout, size)
             again[2].load(f"{folder}/{layout}.safetensors")
             found[f"read {layout}"] = projected(again[2])
         found[f"saved {layout}"] = _outcome(net, optimizer, protection, layout, rank, size)
-        if not layout.startswith("layer"):
+        if layout not in ANCHORED:
             protection.remember(cases.batches_of(2, rank, size, 12))
             found[f"continued {layout}"] = (protection.memory.examples, projected(protection))
     return found
@@ -396,14 +402,14 @@ def load_checkpoints(rank, size, folder):
                     value = distribute_tensor(value, p.device_mesh, p.placements)
                 p.copy_(value)
         dcp.load({"memory": protection}, checkpoint_id=f"{folder}/{layout}.checkpoint")
-        if not layout.startswith("layer"):
+        if layout not in ANCHORED:
             found[f"rank {layout}"] = len(protection.projector.basis)
         if layout in ("ddp", "flat"):
             _, _, other = protected({"ddp": "flat", "flat": "ddp"}[layout], size)
             dcp.load({"memory": other}, checkpoint_id=f"{folder}/{layout}.checkpoint")
             found[f"{layout} by the other"] = projected(other)
         found[layout] = _outcome(net, optimizer, protection, layout, rank, size)
-        if not layout.startswith("layer"):
+        if layout not in ANCHORED:
             batches = list(cases.in_order(2, 3, 12))
             protection.remember(batches[rank::size])
             found[f"continued {layout}"] = (protection.memory.examples, projected(protection))

@@ -62,6 +62,11 @@ class Team:
 
     def require_fit(self, memory: Memory) -> None:
         """Raise ValueError for a memory that these parameters cannot have."""
+        if self.parameters.split and isinstance(memory, GradientMemory) and memory.anchored:
+            raise ValueError(
+                "strength= keeps a copy of the weights, which cannot be stored where those are split (FSDP2); leave it "
+                "out, for a projection"
+            )
         if isinstance(memory, GradientMemory):
             return
         if self.parameters.split:

@@ -245,7 +245,7 @@ VALIDATION = 0.1
 TUNED_OPTIONS: dict[str, dict[str, Sequence[float]]] = {
     "sketchogd": {"every": (50, 500, 1000, 2000, 5000), "power": (0.0, 1.0)},
     "layer-sketch": {"strength": (0.5, 1.0, 2.0, 4.0, 8.0), "damping": (0.015, 0.05, 0.15)},
-    "sketchogd-pull": {"strength": (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)},
+    "sketchogd-pull": {"strength": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)},
     "gpm": {"energy": (0.9, 0.95, 0.97, 0.99, 0.999)},
     "ewc": {"strength": (0.1, 1.0, 10.0, 100.0, 1000.0, 3000.0)},
     "si": {"strength": (0.01, 0.1, 1.0, 10.0, 100.0), "damping": (0.1, 1.0)},
