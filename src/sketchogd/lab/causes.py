@@ -64,10 +64,11 @@ def causes(benchmarks: Names = None, methods: Names = None, seeds: int | None = 
 
     Three seeds each, and five where the permutations are the published ones, unless said otherwise.
     """
+    most = SEEDS if seeds is None else seeds
     runs = [
         replace(suspect.closer, seed=seed)
-        for seed in range(seeds or SEEDS)
-        for benchmark in checked(benchmarks, seeds or SEEDS)
+        for benchmark in checked(benchmarks, most)
+        for seed in range(most)
         for suspect in suspects(benchmark)
         if methods is None or suspect.usual.name in methods
         if seeds is not None or suspect.closer.released or seed < FEW_SEEDS

@@ -159,16 +159,15 @@ def _sketchogd(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _gradient_memory(settings, setup), remembered=_remembered(settings))
 
 
+_BLOCKS: dict[str, Any] = {"rank": 1000, "test_matrix": "sparse", "zeta": 2, "basis_dtype": None, "offload": None}
+_BLOCKS |= {"blocks": 16}
+
+
 @register(
     "sketchogd-blocks",
     "the same for each block of the parameters: more directions protected in the same bytes",
     sizes=["rank"],
-    rank=1000,
-    test_matrix="sparse",
-    zeta=2,
-    basis_dtype=None,
-    offload=None,
-    blocks=16,
+    **_BLOCKS,
 )
 def _sketchogd_blocks(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _gradient_memory(settings, setup))
@@ -178,12 +177,7 @@ def _sketchogd_blocks(settings: Method, setup: Setup) -> Baseline:
     "sketchogd-pull",
     "sketches of blocks, whose directions pull back to an anchor as strongly as old logits depend on them",
     sizes=["rank"],
-    rank=1000,
-    test_matrix="sparse",
-    zeta=2,
-    basis_dtype=None,
-    offload=None,
-    blocks=16,
+    **_BLOCKS,
     strength=8.0,
 )
 def _sketchogd_pull(settings: Method, setup: Setup) -> Baseline:

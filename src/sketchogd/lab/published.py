@@ -54,18 +54,8 @@ KEEPS_EXAMPLES = ("a-gem", "a-gem-published", "replay")
 
 STYLES = (
     *("layer-sketch", "sketchogd", "sketchogd-2", "a-gem", "sketchogd-3", "sketchogd-1", "ogd", "sgd"),
-    *(
-        "gpm",
-        "fd-ogd",
-        "ipca-ogd",
-        "replay",
-        "si",
-        "ewc",
-        "pca-ogd",
-        "random-ogd",
-        "sketchogd-blocks",
-        "sketchogd-pull",
-    ),
+    *("gpm", "fd-ogd", "ipca-ogd", "replay", "si", "ewc", "pca-ogd", "random-ogd"),
+    *("sketchogd-blocks", "sketchogd-pull"),
 )
 """The place of a method is its style in all figures: colour (eight), dash and marker. Others get the free places."""
 
