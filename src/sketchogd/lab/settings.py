@@ -76,7 +76,7 @@ TUNED: dict[str, dict[str, dict[str, Any]]] = {
     },
     "sketchogd-pull": {
         "rotated-mnist": {"strength": 4.0},
-        "permuted-mnist": {"strength": 4.0},
+        "permuted-mnist": {"strength": 2.0},
         "split-mnist": {"strength": 512.0},
         "split-cifar100": {"strength": 8.0},
     },
