@@ -332,9 +332,6 @@ class SymmetricSketch(LinearSketch):
         self.exponent = counters["exponent"]
 
 
-# ---------------------------------------------------------------- scaling by powers of two
-
-
 # ---------------------------------------------------------------- settings
 
 
