@@ -5,9 +5,9 @@ import itertools
 
 import torch
 
-from sketchogd.kernels import gemv
 from sketchogd.lab.speed import limits
 from sketchogd.lab.speed.clock import fastest
+from sketchogd.linalg import gpu
 
 
 def main() -> None:
@@ -43,9 +43,9 @@ def main() -> None:
             shares = []
             for tile in tiles:
                 if name == "B v":
-                    took = fastest({"": lambda t=tile: gemv.coefficients(M, v, *t)}, device, seconds=0.1, repeat=20)  # noqa: B023
+                    took = fastest({"": lambda t=tile: gpu.coefficients(M, v, *t)}, device, seconds=0.1, repeat=20)  # noqa: B023
                 else:
-                    took = fastest({"": lambda t=tile: gemv.combination(M, c, out, *t)}, device, seconds=0.1, repeat=20)  # noqa: B023
+                    took = fastest({"": lambda t=tile: gpu.combination(M, c, out, *t)}, device, seconds=0.1, repeat=20)  # noqa: B023
                 shares.append((limit / took[""], tile))
             for share, tile in sorted(shares, reverse=True)[:6]:
                 print(f"{str(dtype).removeprefix('torch.'):9} {name:5} tile {tile!s:18} {share:6.3f} of copy bandwidth")

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import sketchogd as so
 from sketchogd.lab.models import mlp
-from sketchogd.testmatrix import SparseSign
+from sketchogd.sketch.testmatrix import SparseSign
 
 
 def check(name: str, value: float, limit: float) -> bool:

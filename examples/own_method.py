@@ -1,10 +1,10 @@
 """A method of one's own in the lab, a `Baseline` with hooks around the steps: weights are pulled to the last ones."""
 
-from sketchogd.baselines import Baseline
-from sketchogd.lab.configs import Training, model_for
 from sketchogd.lab.methods import method, register
+from sketchogd.lab.methods.learner import Baseline
+from sketchogd.lab.runs.config import Training, model_for
+from sketchogd.lab.runs.train import fit
 from sketchogd.lab.streams import benchmark
-from sketchogd.lab.train import fit
 
 
 class PullBack(Baseline):

@@ -5,7 +5,7 @@ from torch import nn
 import sketchogd as so
 from sketchogd.budget import ANCHORS, memory_for, parse_bytes
 from sketchogd.lab.models import mlp
-from sketchogd.parameters import ProtectedParameters
+from sketchogd.model.parameters import ProtectedParameters
 
 from . import models
 

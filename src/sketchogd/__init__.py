@@ -11,13 +11,15 @@ import importlib
 from types import ModuleType
 
 from . import theory
-from .batches import every_logit, log_likelihood, true_logit
-from .budget import Ledger
 from .errors import NonFiniteError, ProtectionError, ProtectionWarning, StorageError
+from .ledger import Ledger
 from .memory import GradientMemory, LayerSketch, Memory
-from .parameters import ProtectedParameters, excluding
-from .protect import Protection, protect
-from .signals import layer_signals, per_example_gradients
+from .model.batches import every_logit, log_likelihood, true_logit
+from .model.gradients import per_example_gradients
+from .model.parameters import ProtectedParameters, excluding
+from .model.sensitivities import layer_signals
+from .protect import protect
+from .protection import Protection
 from .sketch import (
     AllRows,
     FrequentDirections,
@@ -30,7 +32,7 @@ from .sketch import (
     Sketch,
     SymmetricSketch,
 )
-from .testmatrix import Gaussian, SparseSign
+from .sketch.testmatrix import Gaussian, SparseSign
 
 __version__ = "0.1.0"
 

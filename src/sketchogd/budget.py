@@ -1,18 +1,17 @@
 """Bytes: from a budget to a memory that fits, and the ledger of everything that a protection keeps."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .columns import Whole
-from .copies import copies_nbytes
-from .memory import GradientMemory, Held, LayerSketch, Memory
-from .parameters import ProtectedParameters, local
+from .memory import GradientMemory, LayerSketch, Memory
+from .model.layers import find_layers
+from .model.parameters import ProtectedParameters, local
+from .optimizer.reference import copies_nbytes
 from .sketch import ProductSketch
 from .sketch.base import largest_rank
+from .sketch.columns import Whole
 from .theory.advice import recommend, typical_spectrum
-from .uses import find_layers
 
 SMALLEST_RANK = 4
 """Below this rank a sketch protects next to nothing."""
@@ -118,68 +117,3 @@ def _rank(
             "protect fewer parameters with parameters="
         )
     return rank
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor that a protection keeps between steps."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    device: str
-    nbytes: int
-    purpose: str
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """Every tensor that a protection keeps between steps. Prints as a table."""
-
-    entries: tuple[Entry, ...]
-
-    @staticmethod
-    def of(held: Iterator[Held]) -> "Ledger":
-        """The ledger of these tensors."""
-        return Ledger(
-            tuple(
-                Entry(
-                    item.name,
-                    tuple(item.tensor.shape),
-                    str(item.tensor.dtype).removeprefix("torch."),
-                    str(item.tensor.device),
-                    item.nbytes,
-                    item.purpose,
-                )
-                for item in held
-            )
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """All bytes."""
-        return sum(entry.nbytes for entry in self.entries)
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __str__(self) -> str:
-        rows = [("bytes", "dtype", "device", "shape", "tensor", "purpose")]
-        rows += [
-            (f"{e.nbytes:,}", e.dtype, e.device, " × ".join(map(str, e.shape)), e.name, e.purpose) for e in self.entries
-        ]
-        rows.append((f"{self.nbytes:,}", "", "", "", "total", ""))
-        widths = [max(len(row[i]) for row in rows) for i in range(6)]
-        lines = []
-        for row in rows:
-            cells = [
-                row[0].rjust(widths[0]),
-                *(cell.ljust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-            ]
-            lines.append("  ".join(cells).rstrip())
-        lines.insert(1, "  ".join("-" * width for width in widths))
-        lines.insert(-1, lines[1])
-        return "\n".join(lines)

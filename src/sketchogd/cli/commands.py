@@ -8,13 +8,15 @@ import typer
 
 from sketchogd import __version__
 from sketchogd.budget import parse_bytes
-from sketchogd.cli import merging, publishing, show, together
+from sketchogd.cli import merging, show, together
 from sketchogd.cli.results import columns, rows_of
-from sketchogd.lab import configs, datasets, grid, presets
-from sketchogd.lab.ablations import ABLATIONS
-from sketchogd.lab.configs import RunConfig, Training
+from sketchogd.lab.data import datasets
 from sketchogd.lab.methods import KINDS, unknown
+from sketchogd.lab.runs import config, grid
+from sketchogd.lab.runs.config import RunConfig, Training
 from sketchogd.lab.streams import BENCHMARKS
+from sketchogd.paper import presets
+from sketchogd.paper.ablations import ABLATIONS
 
 app = typer.Typer(
     name="sketchogd",
@@ -83,7 +85,7 @@ def _carry_out(
 
 
 def _page(folder: Path) -> Path:
-    from sketchogd.lab import report
+    from sketchogd.lab.pages import report
 
     return Path(report.write_html(folder, folder / "report.html"))
 
@@ -113,7 +115,7 @@ def run(
     epochs: Epochs = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Examples a step.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help=", ".join(configs.OPTIMIZERS))] = None,
+    optimizer: Annotated[str | None, typer.Option(help=", ".join(config.OPTIMIZERS))] = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
     n_train: Annotated[int | None, typer.Option(min=1, help="Training examples of one task.")] = None,
     n_test: Annotated[int | None, typer.Option(min=1, help="Test examples of one task.")] = None,
@@ -218,7 +220,7 @@ def report(
     json_: Json = False,
 ) -> None:
     """The table of finished runs beside the published one, and a page with all figures that opens offline."""
-    from sketchogd.lab import report as reports
+    from sketchogd.lab.pages import report as reports
 
     rows = reports.summary_table(runs)
     if json_:
@@ -233,9 +235,9 @@ def report(
     page = reports.write_html(runs, html or (runs if runs.is_dir() else runs.parent) / "report.html")
     show.err.print(f"report: {Path(page).resolve()}", soft_wrap=True)
     if figures is not None:
-        from sketchogd.lab import plots
+        from sketchogd.lab.pages.figures import save_all
 
-        plots.save_all(runs, figures)
+        save_all(runs, figures)
         show.err.print(f"figures: {figures.resolve()}", soft_wrap=True)
 
 
@@ -248,8 +250,8 @@ def inspect(
     from dataclasses import asdict
 
     from sketchogd.cli import inspecting
-    from sketchogd.loading import describe
     from sketchogd.storage import read
+    from sketchogd.storage.restore import describe
 
     found = describe(path)
     meta, tensors = read(path)
@@ -332,5 +334,3 @@ def data(
 
 
 app.command()(merging.merge)
-app.command()(publishing.pack)
-app.command()(publishing.results)

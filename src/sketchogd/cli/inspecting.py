@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sketchogd import theory
 from sketchogd.errors import StorageError
-from sketchogd.memory.sketches import left_out, load_sketch, sketch_diagnostics
+from sketchogd.memory.state import left_out, load_sketch, sketch_diagnostics
 from sketchogd.sketch import REGISTRY, Sketch
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sketchogd.cli.show import human_bytes
-from sketchogd.lab import bundles, metrics, published, records
-from sketchogd.lab.configs import RunConfig
+from sketchogd.lab import records
+from sketchogd.lab.records import bundles, metrics
+from sketchogd.lab.runs.config import RunConfig
+from sketchogd.paper import published
 
 
 def rows_of(configs: Sequence[RunConfig], root: Path) -> list[dict[str, Any]]:

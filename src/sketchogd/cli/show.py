@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sketchogd.errors import ProtectionError
-from sketchogd.lab.configs import RunConfig
-from sketchogd.lab.grid import Outcome, Update
-from sketchogd.lab.published import TASKS
+from sketchogd.lab.runs.config import RunConfig
+from sketchogd.lab.runs.grid import Outcome, Update
+from sketchogd.paper.published import TASKS
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 """Exit codes: a run failed; the command cannot be carried out as given; Ctrl-C."""

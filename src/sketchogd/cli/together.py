@@ -8,9 +8,9 @@ import torch
 import typer
 
 from sketchogd.cli import show
-from sketchogd.lab import processes, train
-from sketchogd.lab.configs import RunConfig
-from sketchogd.lab.grid import Outcome, Update
+from sketchogd.lab.runs import torchrun, train
+from sketchogd.lab.runs.config import RunConfig
+from sketchogd.lab.runs.grid import Outcome, Update
 
 
 def launched() -> bool:
@@ -26,7 +26,7 @@ def carry_out(runs: tuple[RunConfig, ...], out: Path, device: str, data: Path | 
     outcomes: list[Outcome] = []
     with show.grid_bar(runs, quiet=quiet or torch.distributed.get_rank() > 0) as listener:
 
-        def run(config: RunConfig, folder: Path | None, all_of_them: processes.Processes) -> Any:
+        def run(config: RunConfig, folder: Path | None, all_of_them: torchrun.Processes) -> Any:
             def progress(done: float, whole: float, doing: str) -> None:
                 listener(Update(config.name, done / whole, doing))
 
@@ -39,7 +39,7 @@ def carry_out(runs: tuple[RunConfig, ...], out: Path, device: str, data: Path | 
             outcomes.append(Outcome(name, status, message))
             listener(Update(name, 1.0, status))
 
-        processes.run_all(runs, out, run, tell)
+        torchrun.run_all(runs, out, run, tell)
     follower = torch.distributed.get_rank() > 0
     torch.distributed.destroy_process_group()
     if follower:

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from ..columns import Whole
-from ..copies import Copy
 from ..errors import ProtectionError
-from ..loading import ANCHOR
 from ..memory import Memory
-from ..parameters import ProtectedParameters, local
+from ..model.parameters import ProtectedParameters, local
+from ..optimizer.reference import Copy
+from ..sketch.columns import Whole
+from ..storage.restore import ANCHOR
 from .group import Group
 from .shards import FlatShard, cut
 

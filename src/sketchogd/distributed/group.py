@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..batches import map_tensors
 from ..errors import ProtectionError
-from ..parameters import local
+from ..model.batches import map_tensors
+from ..model.parameters import local
 
 # The names of these two changed in torch 2.13, which warns about the old ones.
 _gather_into: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

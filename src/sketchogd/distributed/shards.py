@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from ..columns import Columns
-from ..parameters import ProtectedParameters
+from ..model.parameters import ProtectedParameters
+from ..sketch.columns import Columns
 from .group import Group
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from .. import storage
 from ..errors import ProtectionError
 from ..memory import GradientMemory, Memory
-from ..parameters import ProtectedParameters
+from ..model.parameters import ProtectedParameters
 from . import checkpoint
 from .group import Group
+from .observe import Batch, Sharing, sharing_for
 from .samplers import own_examples
 from .shards import FlatShard, ParameterShards, gathered, mesh_of
-from .sharing import Batch, Sharing, sharing_for
 
 
 class Team:

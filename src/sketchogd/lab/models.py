@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from sketchogd.batches import evaluating
+from sketchogd.model.batches import evaluating
 
 
 @contextlib.contextmanager

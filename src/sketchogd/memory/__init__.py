@@ -1,6 +1,7 @@
 """Memories: what is remembered of a model."""
 
-from .base import REGISTRY, Held, Memory
+from ..ledger import Held
+from .base import REGISTRY, Memory
 from .gradients import GradientMemory
 from .layers import LayerSketch
 

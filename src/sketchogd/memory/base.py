@@ -6,32 +6,16 @@ into what training applies to an update.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from ..batches import Output
-from ..parameters import ProtectedParameters
+from ..ledger import Held
+from ..model.batches import Output
+from ..model.parameters import ProtectedParameters
 from ..projector import Projector
 from ..sketch import Sketch
 
 REGISTRY: dict[str, type["Memory"]] = {}
 """Every memory by its name, which is how files refer to it."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """A tensor that a protection keeps, with what it is for."""
-
-    name: str
-    purpose: str
-    tensor: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        """Its bytes."""
-        return self.tensor.numel() * self.tensor.element_size()
 
 
 class Memory(ABC):

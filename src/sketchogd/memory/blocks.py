@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..columns import Columns, Whole
-from ..linalg import gram
-from ..parameters import ProtectedParameters
+from ..ledger import Held
+from ..linalg.dense import gram
+from ..model.parameters import ProtectedParameters
 from ..projector import BasisProjector
 from ..sketch import Sketch
-from .base import Held
+from ..sketch.columns import Columns, Whole
 
 _PURPOSES = {
     "rows": "sketch, or its basis in the same place",

@@ -10,18 +10,19 @@ from typing import Any
 
 import torch
 
-from ..batches import Output, batch_size, true_logit
-from ..columns import UNSPLIT
 from ..errors import NonFiniteError, StorageError
-from ..parameters import ProtectedParameters
+from ..ledger import Held
+from ..model.batches import Output, batch_size, true_logit
+from ..model.gradients import GradientSignals
+from ..model.parameters import ProtectedParameters
 from ..projector import BlocksProjector, Projector
-from ..signals import GradientSignals
 from ..sketch import REGISTRY as SKETCHES
 from ..sketch import Sketch
 from ..sketch.base import positive
-from .base import Held, Memory
+from ..sketch.columns import UNSPLIT
+from .base import Memory
 from .blocks import Block, places
-from .sketches import left_out, load_sketch, sketch_diagnostics
+from .state import left_out, load_sketch, sketch_diagnostics
 
 
 class GradientMemory(Memory):

@@ -12,20 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batches import Output, batch_size, call, evaluating, every_logit, logits_of
 from ..errors import StorageError
-from ..parameters import ProtectedParameters
-from ..products import Product, products_of
+from ..ledger import Held
+from ..model.batches import Output, batch_size, call, evaluating, every_logit, logits_of
+from ..model.gradients import GradientSignals
+from ..model.layers import Use, record
+from ..model.parameters import ProtectedParameters
+from ..model.sensitivities import deltas_of, sign_rows
 from ..projector import BasisProjector, LayersProjector, soft_weights
-from ..signals import GradientSignals, deltas_of, sign_rows
+from ..seeds import derive_seed
 from ..sketch import REGISTRY as SKETCHES
 from ..sketch import ProductSketch, Sketch
-from ..testmatrix import derive_seed
-from ..uses import Use, record
-from .base import Held, Memory
+from .base import Memory
+from .factors import LayerPair, require_finite_uses
 from .gradients import require_finite
-from .pairs import LayerPair, Layout, Rank, require_finite_uses
-from .sketches import load_sketch, sketch_diagnostics
+from .layer_products import Product, products_of
+from .layout import Layout, Rank
+from .state import load_sketch, sketch_diagnostics
 
 STRENGTH, DAMPING = 2.0, 0.05
 """The usual weight of remembered logits against a new task's loss, and of output directions: see `LayerSketch`."""

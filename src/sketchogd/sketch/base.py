@@ -11,10 +11,10 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from ..columns import Columns, Whole
 from ..errors import NonFiniteError
-from ..linalg import squared_norm
-from ..testmatrix import TestMatrix
+from ..linalg.dense import squared_norm
+from .columns import Columns, Whole
+from .testmatrix import TestMatrix
 
 Self = TypeVar("Self", bound="Sketch")
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..linalg import restore_
+from ..linalg.dense import restore_
 from .base import Sketch
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..linalg import orthonormalise_
+from ..linalg.dense import orthonormalise_
 from .base import largest_rank, positive
 from .factored import FactoredSketch
 

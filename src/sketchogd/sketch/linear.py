@@ -19,20 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..linalg import gram, nystrom, orthonormal_coordinates, polish_, transform_, whiten
-from ..testmatrix import (
-    Gaussian,
-    Identity,
-    SparseSign,
-    TestMatrix,
-    derive_seed,
-    hash32,
-    named_test_matrix,
-    normal_rows,
-)
+from ..linalg.dense import gram, nystrom, orthonormal_coordinates, polish_, transform_, whiten
+from ..seeds import derive_seed, hash32, normal_rows
 from .base import largest_rank, positive
 from .factored import FactoredSketch
 from .scaling import added_scaled_, rescale_, scaled, unscaled
+from .testmatrix import Gaussian, Identity, SparseSign, TestMatrix, named_test_matrix
 
 ROW_ENTRIES = 4
 """How many rows of Y an observed row is added to by a `GradientSketch` with a sparse test matrix."""

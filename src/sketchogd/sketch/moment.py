@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..linalg import RELATIVE_RANK
+from ..linalg.dense import RELATIVE_RANK
 from .base import Sketch
 from .scaling import added_scaled_, rescale_, scaled, unscaled
 

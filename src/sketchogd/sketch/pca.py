@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..linalg import gram, orthonormalise_, polish_, transform_, whiten
-from ..testmatrix import derive_seed
+from ..linalg.dense import gram, orthonormalise_, polish_, transform_, whiten
+from ..seeds import derive_seed
 from .base import Sketch, positive
 from .rows import RandomRows
 

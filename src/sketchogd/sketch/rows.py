@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..linalg import orthonormalise_
-from ..testmatrix import derive_seed
+from ..linalg.dense import orthonormalise_
+from ..seeds import derive_seed
 from .base import positive
 from .factored import FactoredSketch
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..sketch import GradientSketch, ProductSketch, Sketch, SymmetricSketch
-from ..testmatrix import TestMatrix, named_test_matrix
+from ..sketch.testmatrix import TestMatrix, named_test_matrix
 from .bounds import (
     Bound,
     bound_gradient_sketch,

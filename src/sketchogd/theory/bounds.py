@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..linalg import RELATIVE_RANK
+from ..linalg.dense import RELATIVE_RANK
 
 
 class Bound(NamedTuple):

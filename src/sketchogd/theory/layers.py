@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..linalg import gram
+from ..linalg.dense import gram
 from ..projector import LayerProjector
 
 

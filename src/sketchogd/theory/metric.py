@@ -10,7 +10,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from ..linalg import column_blocks, gram
+from ..linalg.dense import column_blocks, gram
 
 ROWS = 256
 """Rows of G that are taken together."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
-from ..batches import logits_of
+from ..model.batches import logits_of
 
 
 def ntk_limit(G: Tensor, residuals: Tensor, B: Tensor | None = None, decay: float = 0.0) -> Tensor:

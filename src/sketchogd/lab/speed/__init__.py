@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ... import __version__
-from .gradients import GROUPS, Setting
-from .ratios import Ratio
+from sketchogd import __version__
+from sketchogd.lab.speed.gradients import GROUPS, Setting
+from sketchogd.lab.speed.ratios import Ratio
 
 MODULES = ("scale", "layers", "training")
 """Modules here with a `measure(device, quick) -> list[Ratio]` of their own; each is a group of its name."""

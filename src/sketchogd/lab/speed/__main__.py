@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from . import groups, machine, measure
+from sketchogd.lab.speed import groups, machine, measure
 
 
 def main() -> None:

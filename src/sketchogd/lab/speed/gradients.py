@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import sketchogd as so
-
-from ...linalg import coefficients, combination, plain_coefficients, plain_combination
-from ...parameters import ProtectedParameters
-from ..models import mlp
-from ..streams import benchmark
-from . import limits, literal
-from .clock import fastest, peak_bytes
-from .ratios import Ratio
+from sketchogd.lab.models import mlp
+from sketchogd.lab.speed import limits, literal
+from sketchogd.lab.speed.clock import fastest, peak_bytes
+from sketchogd.lab.speed.ratios import Ratio
+from sketchogd.lab.streams import benchmark
+from sketchogd.linalg.dense import coefficients, combination, plain_coefficients, plain_combination
+from sketchogd.model.parameters import ProtectedParameters
 
 STEPS, GRADIENTS, TASKS, EVERY = 300_000, 100_000, 10, 100
 """A Rotated MNIST run of table 1: optimizer steps, remembered gradients, bases, and our steps a projection."""

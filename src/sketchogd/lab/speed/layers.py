@@ -16,15 +16,14 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
 
 import sketchogd as so
-
-from ...batches import every_logit
-from ...budget import parse_bytes
-from ...parameters import ProtectedParameters
-from ...signals import read_layers
-from ...sketch.base import largest_rank
-from ...uses import find_layers
-from ..models import mlp, seeded
-from .ratios import Ratio
+from sketchogd.budget import parse_bytes
+from sketchogd.lab.models import mlp, seeded
+from sketchogd.lab.speed.ratios import Ratio
+from sketchogd.model.batches import every_logit
+from sketchogd.model.layers import find_layers
+from sketchogd.model.parameters import ProtectedParameters
+from sketchogd.model.sensitivities import read_layers
+from sketchogd.sketch.base import largest_rank
 
 EVERY = 50
 BUDGET = "2MB"

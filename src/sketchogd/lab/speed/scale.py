@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 
 import sketchogd as so
-
-from ...parameters import ProtectedParameters
-from ..models import mlp
-from .clock import fastest, peak_bytes, wait
-from .ratios import Ratio
+from sketchogd.lab.models import mlp
+from sketchogd.lab.speed.clock import fastest, peak_bytes, wait
+from sketchogd.lab.speed.ratios import Ratio
+from sketchogd.model.parameters import ProtectedParameters
 
 DOUBLINGS = 4
 MOST = {"rank": 1.1, "p": 1.1, "gradients": 1.1}

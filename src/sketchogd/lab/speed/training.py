@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from sketchogd.lab import records, train
-from sketchogd.lab.configs import RunConfig, Training
+from sketchogd.lab import records
 from sketchogd.lab.methods import Method, method
-from sketchogd.lab.sidebyside import Group
-
-from .ratios import Ratio
+from sketchogd.lab.runs import train
+from sketchogd.lab.runs.config import RunConfig, Training
+from sketchogd.lab.runs.sidebyside.group import Group
+from sketchogd.lab.speed.ratios import Ratio
 
 SEEDS = 5
 

@@ -1,0 +1,273 @@
+"""Three ways in which R processes, each with examples of its own, come to one memory of all of them.
+
+* `BySum`: each process sketches its own examples and the sketches are added up by one all-reduce when a projector is
+  wanted. For everything that adds up: the paper's three sketches, second moments, layer memories.
+* `ByRows`: each process gets the columns that it holds of everybody's gradients, and does with them what one process
+  would do. For sketches that are split by columns, and for those that do not add up (rows, PCA, frequent directions).
+* `BySameExamples`: all processes go through all examples together. For split parameters (FSDP2), where an example's
+  gradient comes out in parts, one in each process.
+
+All work in rounds, in which every process says how many examples it brings, so that shards may be uneven or empty and
+a process that fails can tell the others. A round counts its examples in the order of the processes; the result is what
+one process would have found that observed them in this order.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import NonFiniteError, ProtectionError
+from ..linalg.dense import squared_norm
+from ..memory import GradientMemory, LayerSketch, Memory
+from ..memory.gradients import require_finite
+from ..model.batches import batch_size, map_tensors
+from ..sketch import GradientSketch, PCARows, ProductSketch, RandomRows, Sketch, SymmetricSketch
+from .group import Group
+from .shards import FlatShard
+
+Batch = tuple[Any, Any]
+
+SCATTER_BYTES = 32 << 20
+"""Bytes of one block of a sketch's update that is summed and scattered."""
+
+_FINISHED, _FAILED = -1, -2
+
+
+class Sharing(ABC):
+    """How the memories of a group's processes become one."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    @abstractmethod
+    def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
+        """Observe every process's batches. All processes call it, those without examples too."""
+
+    @abstractmethod
+    def complete(self, memory: Memory) -> None:
+        """See to it that the memory of this process knows what all have observed."""
+
+    def _rounds(self, items: Iterator[Any], size: Any) -> Iterator[tuple[Any, list[int]]]:
+        """(this process's next item or None, the sizes of all processes' items) until all are out of items.
+
+        An error in one process ends the rounds of all: there it is raised, elsewhere a ProtectionError names it.
+        """
+        while True:
+            item, error = None, None
+            try:
+                item = next(items, None)
+                mine = _FINISHED if item is None else size(item)
+            except Exception as caught:
+                error, mine = caught, _FAILED
+            counts = self.group.numbers(mine)
+            if error is not None:
+                raise error
+            if _FAILED in counts:
+                raise ProtectionError(
+                    f"process {counts.index(_FAILED)} of {self.group.size} could not observe its examples; its own "
+                    "error says why. What was observed before is kept"
+                )
+            if all(n == _FINISHED for n in counts):
+                return
+            yield item, [max(n, 0) for n in counts]
+
+
+class BySum(Sharing):
+    """Sketch apart, add up later. Process 0 carries what all knew before, so that nothing is counted R times."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._apart = False
+
+    def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
+        """See `Sharing`; no gradient leaves its process."""
+        if not self._apart:
+            self._apart = True
+            if self.group.rank:
+                for _, sketch in memory.sketches():
+                    sketch.set_aside()
+                for counts in _token_counts(memory):
+                    counts.zero_()
+        errors: list[Exception] = []
+        rank = self.group.rank
+        for batch, sizes in self._rounds(_stopping(batches, errors), lambda batch: batch_size(batch[0])):
+            memory.skip(sum(sizes[:rank]))
+            if batch is not None and sizes[rank]:
+                try:
+                    memory.observe(*batch)
+                except Exception as error:  # the others hear of it in the next round
+                    errors.append(error)
+                    memory.skip(sizes[rank])
+            memory.skip(sum(sizes[rank + 1 :]))
+
+    def complete(self, memory: Memory) -> None:
+        """One all-reduce of the sketches, and two of a few numbers: exponents, then counts and energies."""
+        if not self._apart:
+            return
+        sketches = [sketch for _, sketch in memory.sketches()]
+        exponents = [_NO_EXPONENT if sketch.exponent is None else sketch.exponent for sketch in sketches]
+        *largest, logits = self.group.largest_of([*exponents, memory.logits if isinstance(memory, LayerSketch) else 0])
+        for sketch, e in zip(sketches, largest, strict=True):
+            sketch.scale_to(None if e == _NO_EXPONENT else e)
+        if isinstance(memory, LayerSketch):
+            memory.has_logits(logits)
+        _add_up(self.group, [_summand(sketch) for sketch in sketches])
+        device = memory.parameters.device
+        numbers = torch.tensor([[s.count, s.energy] for s in sketches], dtype=torch.float64, device=device)
+        _add_up(self.group, [numbers, *_token_counts(memory)])
+        for sketch, (count, energy) in zip(sketches, numbers.tolist(), strict=True):
+            sketch.summed(int(count), energy)
+        self._apart = False
+
+
+_NO_EXPONENT = -(1 << 30)
+
+
+def _stopping(batches: Iterable[Batch], errors: list[Exception]) -> Iterator[Batch]:
+    """The batches, until an error was put on the list, which is raised."""
+    for batch in batches:
+        yield batch
+        if errors:
+            raise errors[0]
+
+
+def _summand(sketch: Sketch) -> Tensor:
+    S = sketch.summand()
+    assert S is not None
+    return S
+
+
+def _token_counts(memory: Memory) -> list[Tensor]:
+    pairs = memory.pairs.values() if isinstance(memory, LayerSketch) else ()
+    return [pair.counts for pair in pairs if pair.counts is not None]
+
+
+def _add_up(group: Group, tensors: list[Tensor]) -> None:
+    """Sum each tensor over all processes, in place: one all-reduce, without a copy where there is only one."""
+    if len(tensors) == 1:
+        group.total(tensors[0])
+        return
+    sums = group.total(torch.cat([t.reshape(-1) for t in tensors])).split([t.numel() for t in tensors])
+    for t, total in zip(tensors, sums, strict=True):
+        t.copy_(total.view(t.shape))
+
+
+class ByRows(Sharing):
+    """Every process observes everybody's gradients, or the columns of them that it holds."""
+
+    def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
+        """See `Sharing`; gradients travel, in chunks."""
+        assert isinstance(memory, GradientMemory)
+        parameters, columns = memory.parameters, memory.parameters.columns
+        for rows, sizes in self._rounds(_chunks(memory, batches), len):
+            if rows is None:
+                rows = torch.zeros(0, parameters.p, dtype=parameters.dtype, device=parameters.device)
+            sketch = memory.sketch
+            if not isinstance(columns, FlatShard):
+                parts = self._gathered(rows, sizes)
+                for block in memory.parts:
+                    self._observe(block.sketch, [part[:, block.place] for part in parts])
+            elif isinstance(sketch, Linear) and max(sizes) >= len(sketch.rows):
+                self._scatter_sums(sketch, rows, sizes, columns)
+            else:
+                self._observe(sketch, self._exchanged(rows, sizes, columns))
+            memory.counted(sum(sizes))
+
+    def complete(self, memory: Memory) -> None:
+        """Nothing is left to do."""
+
+    def _observe(self, sketch: Sketch, parts: list[Tensor]) -> None:
+        # Sketches that draw random numbers for a batch must draw as one process would; for others one batch is cheaper.
+        draws = isinstance(sketch, (GradientSketch, RandomRows, PCARows))
+        for rows in parts if draws else [torch.cat(parts)]:
+            sketch.observe(rows)
+
+    def _gathered(self, rows: Tensor, sizes: list[int]) -> list[Tensor]:
+        """The rows of every process: one all-gather, filled up to equal sizes."""
+        filled = rows.new_zeros(max(sizes), rows.shape[1])
+        filled[: len(rows)] = rows
+        whole = self.group.gather(filled).split(max(sizes))
+        return [part[:n] for part, n in zip(whole, sizes, strict=True)]
+
+    def _exchanged(self, rows: Tensor, sizes: list[int], columns: FlatShard) -> list[Tensor]:
+        """This process's columns of every process's rows: one all-to-all."""
+        ranges = [columns.of_process(columns.d, r) for r in range(self.group.size)]
+        parts = [rows[:, part.start : part.stop] for part in ranges]
+        found = self.group.exchange(parts, [n * columns.width for n in sizes])
+        return [part.view(n, columns.width) for part, n in zip(found, sizes, strict=True)]
+
+    def _scatter_sums(self, sketch: "Linear", G: Tensor, sizes: list[int], columns: FlatShard) -> None:
+        """S += Σ M G over all processes, each getting its columns: reduce-scatters of blocks of M G.
+
+        Where a process has more gradients in a round than the sketch has rows, this moves less than the rows do.
+        """
+        bad = (~G.isfinite().all(1)).nonzero().flatten().tolist()
+        largest = self.group.largest(float(G.abs().max()) if len(G) and not bad else float("inf") if bad else 0.0)
+        if largest == float("inf"):
+            raise NonFiniteError(
+                f"gradients of {len(bad)} examples in this process contain NaN or infinity, or of some in another; "
+                "nothing of this chunk was observed. Leave these examples out",
+                bad,
+            )
+        M = sketch.mixing(G, largest, sum(sizes[: self.group.rank]))
+        S, R = _summand(sketch), self.group.size
+        width = max(1, SCATTER_BYTES // (R * len(S) * S.element_size()))
+        for start in range(0, columns.chunk, width):
+            block = S.new_zeros(R, len(S), min(width, columns.chunk - start))
+            for r in range(R):
+                part = columns.of_process(columns.d, r)[start : start + width]
+                block[r, :, : len(part)] = M @ G[:, part.start : part.stop]
+            mine = S[:, start : start + width]
+            mine += self.group.scatter_sums(block)[:, : mine.shape[1]]
+        energy = torch.tensor(squared_norm(G) if len(G) else 0.0, dtype=torch.float64, device=self.group.device)
+        sketch.summed(sketch.count + sum(sizes), sketch.energy + float(self.group.total(energy)))
+
+
+Linear = GradientSketch | ProductSketch | SymmetricSketch
+"""The paper's sketches: S += M G for a matrix M that `mixing` gives."""
+
+
+def _chunks(memory: GradientMemory, batches: Iterable[Batch]) -> Iterator[Tensor]:
+    for inputs, targets in batches:
+        if batch_size(inputs):
+            require_finite(memory.signals, inputs, targets)
+            yield from memory.signals.chunks(inputs, targets)
+
+
+class BySameExamples(Sharing):
+    """Every example goes from the process that has it to all others, and all observe it together."""
+
+    def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
+        """See `Sharing`; examples travel, no gradients."""
+        assert isinstance(memory, GradientMemory)
+        for batch, sizes in self._rounds(iter(batches), lambda batch: batch_size(batch[0])):
+            for source, n in enumerate(sizes):
+                if n == 0:
+                    continue
+                inputs, targets = self.group.broadcast(batch if source == self.group.rank else None, source)
+                for start in range(0, n, memory.signals.chunk):
+                    part = slice(start, start + memory.signals.chunk)
+                    memory.observe(*(map_tensors(lambda t: t[part], value) for value in (inputs, targets)))  # noqa: B023
+
+    def complete(self, memory: Memory) -> None:
+        """Nothing is left to do."""
+
+
+def sharing_for(memory: Memory, group: Group) -> Sharing:
+    """The way that fits a memory that is bound. Raises ValueError where there is none."""
+    if memory.parameters.split:
+        return BySameExamples(group)
+    if isinstance(memory, GradientMemory):
+        adds_up = all(sketch.summand() is not None for _, sketch in memory.sketches())
+        split = isinstance(memory.parameters.columns, FlatShard)
+        return BySum(group) if adds_up and not split else ByRows(group)
+    for name, sketch in memory.sketches():
+        if sketch.summand() is None or isinstance(sketch, GradientSketch):
+            raise ValueError(
+                f"sketch {name!r} of the layer memory is a {type(sketch).__name__}, which several processes cannot add "
+                "up; use LayerSketch(..., sketch=so.ProductSketch)"
+            )
+    return BySum(group)

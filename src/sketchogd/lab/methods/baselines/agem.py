@@ -1,0 +1,78 @@
+"""A-GEM (Chaudhry, Ranzato, Rohrbach, Elhoseiny 2019, "Efficient Lifelong Learning with A-GEM").
+
+g is the gradient of the current batch, r that of the mean loss over a batch drawn from the stored examples. If gᵀr < 0,
+
+    g ← g − (gᵀr / rᵀr) r,
+
+the projection of g on the half-space in which the loss on the memory does not rise; otherwise g stays as it is.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sketchogd.lab.methods.baselines.examples import ExampleStore
+from sketchogd.lab.methods.learner import Baseline, Loss
+from sketchogd.model.parameters import ProtectedParameters
+
+
+class AGEM(Baseline):
+    """Keeps `per_task` raw examples of every finished task, chosen at random; draws `batch` of them at each step.
+
+    Bytes: tasks · per_task · (bytes of an input + 16). With 32 × 32 float32 images that is 4,112 an example, so 120
+    examples of each of ten tasks are 4.9 MB. Trained parameters of all kinds take part, output heads included.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, per_task: int, batch: int, *, seed: int = 0) -> None:
+        if per_task < 1 or batch < 1:
+            raise ValueError(f"A-GEM needs at least one example a task and a batch; got {per_task} and {batch}")
+        self.parameters = ProtectedParameters(model).tensors
+        self.loss = loss
+        self.per_task = per_task
+        self.batch = batch
+        self.store = ExampleStore(seed)
+        self.tasks = 0
+
+    def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+        """Project the gradients that stand in `.grad`."""
+        if len(self.store):
+            reference, _ = self.store.gradient(self.batch, self.loss, self.parameters)
+            project_on_half_space_(self.parameters, reference)
+
+    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+        """Keep `per_task` of the task's examples."""
+        rows = torch.randperm(len(targets), generator=self.store.generator("task", self.tasks))[: self.per_task]
+        rows = rows.to(inputs.device)
+        self.store.append(inputs[rows], targets[rows], group)
+        self.tasks += 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Baseline`."""
+        return self.store.tensors()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Baseline`."""
+        return {"tasks": self.tasks, "store": self.store.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Baseline`."""
+        self.tasks = int(state["tasks"])
+        self.store.load_state_dict(state["store"], lambda t: t.to(self.parameters[0].device))
+
+
+@torch.no_grad()
+def project_on_half_space_(parameters: tuple[nn.Parameter, ...], reference: list[Tensor | None]) -> None:
+    """Gradients g ← g − min(gᵀr, 0) / rᵀr · r in place, with no branch that would wait for the device."""
+    pairs = [(t, r) for t, r in zip(parameters, reference, strict=True) if r is not None]
+    product = sum(torch.sum(t.grad * r) for t, r in pairs if t.grad is not None)
+    size = sum(torch.sum(r * r) for _, r in pairs)
+    if not isinstance(product, Tensor) or not isinstance(size, Tensor):
+        return
+    factor = product.clamp(max=0.0) / size.clamp_min(torch.finfo(size.dtype).tiny)
+    for t, r in pairs:
+        if t.grad is None:
+            t.grad = -factor * r
+        else:
+            t.grad.sub_(factor * r)

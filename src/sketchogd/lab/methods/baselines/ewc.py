@@ -1,0 +1,105 @@
+"""Elastic weight consolidation (Kirkpatrick et al. 2017, "Overcoming catastrophic forgetting in neural networks").
+
+After task t, with weights θ*_t, the diagonal of the Fisher information is
+
+    F_t,i = E_x Σ_c p(c | x) (∂ log p(c | x) / ∂θ_i)²,
+
+and training goes on with the loss + λ/2 Σ_t Σ_i F_t,i (θ_i − θ*_t,i)². A sum of parabolas is a parabola: with
+A = Σ_t F_t and m the mean of the θ*_t weighted by F_t it equals λ/2 Σ_i A_i (θ_i − m_i)² up to a constant, so two
+vectors are enough for any number of tasks.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sketchogd.lab.methods.learner import Baseline
+from sketchogd.model.batches import call, evaluating, log_likelihood, logits_of
+from sketchogd.model.gradients import GradientSignals
+from sketchogd.model.parameters import ProtectedParameters, Selection
+from sketchogd.seeds import derive_seed
+
+ROWS_AT_ONCE = 100
+
+
+class EWC(Baseline):
+    """Keeps the summed Fisher diagonal A and the anchor m: 8 p bytes in float32, whatever the number of tasks.
+
+    `strength` is λ; `samples` examples a task, chosen at random, stand for E_x (None: all of them). The expectation
+    over classes is exact: no labels are drawn. `parameters` selects what is held, by default all that is trained.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strength: float,
+        *,
+        samples: int | None = 200,
+        parameters: Selection = None,
+        seed: int = 0,
+    ) -> None:
+        if not strength >= 0:
+            raise ValueError(f"strength is a number >= 0; got {strength!r}")
+        self.parameters = ProtectedParameters(model, parameters)
+        self.strength = float(strength)
+        self.samples = samples
+        self.seed = seed
+        self.tasks = 0
+        self.fisher = torch.zeros(self.parameters.p, dtype=self.parameters.dtype, device=self.parameters.device)
+        self.anchor = torch.zeros_like(self.fisher)
+
+    def penalty(self) -> Tensor:
+        """λ/2 Σ A (θ − m)², a number without a graph."""
+        return self.strength / 2 * (self.fisher * (self.parameters.flatten() - self.anchor).square()).sum()
+
+    @torch.no_grad()
+    def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+        """Add the gradient of the penalty, λ A (θ − m), to `.grad`."""
+        if self.tasks == 0:
+            return
+        pull = self.parameters.flatten().sub_(self.anchor).mul_(self.fisher).mul_(self.strength)
+        for t, piece in zip(self.parameters.tensors, self.parameters.unflatten(pull), strict=True):
+            t.grad = piece.to(t.dtype).clone() if t.grad is None else t.grad.add_(piece)
+
+    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+        """Add the task's Fisher diagonal at the present weights."""
+        if self.samples is not None and self.samples < len(inputs):
+            generator = torch.Generator().manual_seed(derive_seed(self.seed, "fisher", self.tasks))
+            inputs = inputs[torch.randperm(len(inputs), generator=generator)[: self.samples].to(inputs.device)]
+        new = fisher_diagonal(self.parameters, inputs)
+        self.fisher += new
+        share = torch.where(self.fisher > 0, new / self.fisher.clamp_min(torch.finfo(new.dtype).tiny), 0.0)
+        self.anchor += share * (self.parameters.flatten() - self.anchor)
+        self.tasks += 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Baseline`."""
+        return {"fisher": self.fisher, "anchor": self.anchor}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Baseline`."""
+        return {"tasks": self.tasks, "tensors": self.tensors()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Baseline`."""
+        self.tasks = int(state["tasks"])
+        self.fisher.copy_(state["tensors"]["fisher"])
+        self.anchor.copy_(state["tensors"]["anchor"])
+
+
+def fisher_diagonal(parameters: ProtectedParameters, inputs: Tensor) -> Tensor:
+    """E_x Σ_c p(c | x) (∂ log p(c | x) / ∂θ)² (p,) over the inputs (n, …), with the model in evaluation mode."""
+    signals = GradientSignals(parameters, log_likelihood)
+    total = torch.zeros(parameters.p, dtype=parameters.dtype, device=parameters.device)
+    for x in inputs.split(ROWS_AT_ONCE):
+        with torch.no_grad(), evaluating(parameters.model):
+            probabilities = logits_of(call(parameters.model, x)).softmax(-1)
+        for label in range(probabilities.shape[1]):
+            weights = probabilities[:, label].to(total.dtype)
+            start = 0
+            for G in signals.chunks(x, torch.full((len(x),), label, device=x.device)):
+                total += weights[start : start + len(G)] @ G.square_()
+                start += len(G)
+    return total / len(inputs)

@@ -1,0 +1,119 @@
+"""A bounded store of raw examples, from which batches are drawn. `n` examples kept, in groups (see `base`)."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sketchogd.lab.methods.learner import Loss
+from sketchogd.seeds import derive_seed
+
+
+class ExampleStore:
+    """Examples as they are: inputs (n, …), targets (n,) and groups (n,); every random choice follows from the seed.
+
+    The k-th draw from a store depends on (seed, k) alone, so a stored count is all that a resumed run needs.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self.draws = 0
+        self.inputs: Tensor | None = None
+        self.targets: Tensor | None = None
+        self.groups = torch.zeros(0, dtype=torch.int64)
+        self._generator = torch.Generator()
+        self._members: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def generator(self, *what: int | str) -> torch.Generator:
+        """The generator for one purpose, always begun anew from the seed."""
+        return self._generator.manual_seed(derive_seed(self.seed, *what))
+
+    def append(self, inputs: Tensor, targets: Tensor, group: int) -> None:
+        """Keep these examples as well."""
+        self._members = {}
+        inputs, targets = inputs.detach(), targets.detach()
+        self.inputs = inputs.clone() if self.inputs is None else torch.cat([self.inputs, inputs])
+        self.targets = targets.clone() if self.targets is None else torch.cat([self.targets, targets])
+        self.groups = torch.cat([self.groups, torch.full((len(targets),), group)])
+
+    def replace(self, place: int, example: Tensor, target: Tensor, group: int) -> None:
+        """Put another example in the place of one."""
+        assert self.inputs is not None
+        assert self.targets is not None
+        self._members = {}
+        self.inputs[place], self.targets[place], self.groups[place] = example, target, group
+
+    def rows(self, size: int) -> Tensor:
+        """The places (size,) of the next draw, without replacement; all of them, if there are no more."""
+        n = len(self)
+        generator = self.generator("draw", self.draws)
+        self.draws += 1
+        if size >= n:
+            return torch.arange(n)
+        if size * size > n:
+            return torch.randperm(n, generator=generator)[:size]
+        while True:  # of few out of many, two are rarely the same
+            rows = torch.randint(n, (size,), generator=generator)
+            if len(set(rows.tolist())) == size:
+                return rows
+
+    def draw(self, size: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """`size` examples without replacement (all, if there are no more), as (inputs, targets, group) by group."""
+        assert self.inputs is not None
+        assert self.targets is not None
+        if size >= len(self):
+            self.draws += 1
+            if not self._members:
+                for group in self.groups.unique().tolist():
+                    self._members[group] = (self.groups == group).nonzero().flatten().to(self.inputs.device)
+            chosen = self._members
+        else:
+            rows = self.rows(size)
+            groups = self.groups[rows]
+            chosen = {g: rows[groups == g].to(self.inputs.device) for g in groups.unique().tolist()}
+        for group, members in chosen.items():
+            yield self.inputs.index_select(0, members), self.targets.index_select(0, members), group
+
+    def mixed(self, size: int) -> tuple[Tensor, Tensor, int]:
+        """`size` examples without replacement, whatever their groups, and the group of the first of them."""
+        assert self.inputs is not None
+        assert self.targets is not None
+        rows = self.rows(size)
+        there = rows.to(self.inputs.device)
+        return self.inputs.index_select(0, there), self.targets.index_select(0, there), int(self.groups[rows[0]])
+
+    def gradient(self, size: int, loss: Loss, parameters: Sequence[Tensor]) -> tuple[list[Tensor | None], int]:
+        """The gradient of the mean loss over a drawn batch, one tensor (or None) a parameter, and the batch's size."""
+        batches = list(self.draw(size))
+        drawn = sum(len(targets) for _, targets, _ in batches)
+        with torch.enable_grad():
+            total = sum(loss(x, y, group) * (len(y) / drawn) for x, y, group in batches)
+        assert isinstance(total, Tensor)
+        return list(torch.autograd.grad(total, parameters, allow_unused=True)), drawn
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything kept."""
+        if self.inputs is None or self.targets is None:
+            return {}
+        return {"inputs": self.inputs, "targets": self.targets, "groups": self.groups}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Baseline`."""
+        return {"draws": self.draws, "tensors": self.tensors()}
+
+    def load_state_dict(self, state: Mapping[str, Any], place: Callable[[Tensor], Tensor]) -> None:
+        """See `Baseline`; `place` brings a tensor to the device of the model."""
+        self.draws = int(state["draws"])
+        held = state["tensors"]
+        if held:
+            self.inputs, self.targets = place(held["inputs"]).clone(), place(held["targets"]).clone()
+            self.groups = held["groups"].clone()
+
+
+def bytes_of_example(inputs: Tensor, targets: Tensor) -> int:
+    """What one of these examples costs in a store: its input, its target and its group."""
+    return inputs[0].numel() * inputs.element_size() + targets[0].numel() * targets.element_size() + 8

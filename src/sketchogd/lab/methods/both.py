@@ -1,0 +1,176 @@
+"""A layer memory and a sketch of gradients together, to see whether one has what the other lacks.
+
+A displacement v is first pulled back by the layer memory, v ← (I − A) v, then projected hard on what is orthogonal to
+the sketched gradients, v ← (I − P) v.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from sketchogd.errors import NonFiniteError, StorageError
+from sketchogd.ledger import Held
+from sketchogd.memory import GradientMemory, LayerSketch, Memory
+from sketchogd.model.batches import Output
+from sketchogd.model.parameters import ProtectedParameters
+from sketchogd.projector import LayersProjector, Projector
+from sketchogd.sketch import Sketch
+
+
+@dataclass(eq=False)
+class BothProjector(Projector):
+    """v − (I − P)(I − A) v = A v + P (v − A v).
+
+    P is linear, so for an anchored A the whole may be applied to the displacement since the anchor, again and again.
+    """
+
+    layers: LayersProjector
+    gradients: Projector
+
+    def __post_init__(self) -> None:
+        self.anchored, self.rounded = self.layers.anchored, self.layers.rounded
+        self.columns = self.gradients.columns
+
+    @property
+    def empty(self) -> bool:
+        """Whether neither protects anything."""
+        return self.layers.empty and self.gradients.empty
+
+    @property
+    def hard(self) -> bool:
+        """False: two hard projections one after the other are not one."""
+        return False
+
+    def protected_part_(self, v: Tensor) -> Tensor:
+        """A v + P (v − A v), with one more vector for A v."""
+        self.layers.travelled = self.travelled
+        pulled = self.layers.protected_part_(v.clone())
+        return self.gradients.protected_part_(v.sub_(pulled)).add_(pulled)
+
+
+class Both(Memory):
+    """Two memories that observe the same examples, each its own usual output; see `BothProjector`."""
+
+    name = "both"
+
+    def __init__(self, layers: LayerSketch, gradients: GradientMemory) -> None:
+        self.layers = layers
+        self.gradients = gradients
+
+    output: Output | None
+
+    def __repr__(self) -> str:
+        return f"Both({self.layers!r}, {self.gradients.sketch!r})"
+
+    @property
+    def separate(self) -> bool:
+        """The layer memory's eigenvectors stand in the place of its sketches."""
+        return False
+
+    @property
+    def anchored(self) -> bool:
+        """See `Memory`."""
+        return self.layers.anchored
+
+    @property
+    def rounded(self) -> bool:
+        """See `Memory`."""
+        return self.layers.rounded
+
+    def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
+        """See `Memory`; without an output, every logit for the layers and the true one for the gradients."""
+        self.parameters, self.output = parameters, output
+        for memory in (self.layers, self.gradients):
+            memory.bind(parameters, output)
+
+    def cost(self, parameters: ProtectedParameters) -> int:
+        """See `Memory`."""
+        return self.layers.cost(parameters) + self.gradients.cost(parameters)
+
+    def observe(self, inputs: Any, targets: Any) -> None:
+        """See `Memory`."""
+        # The layer memory checks before it changes; the gradients must be known to be finite by then.
+        total = self.gradients.signals.total(inputs, targets)
+        if not all(t is None or bool(t.isfinite().all()) for t in total):
+            raise NonFiniteError("gradients of the batch contain NaN or infinity; nothing was observed", [])
+        self.layers.observe(inputs, targets)
+        self.gradients.observe(inputs, targets)
+        self.examples = self.layers.examples
+
+    def end_task(self) -> None:
+        """See `Memory`."""
+        self.layers.end_task()
+        self.gradients.end_task()
+
+    def projector(self) -> BothProjector:
+        """See `Memory`."""
+        return BothProjector(self.layers.projector(), self.gradients.projector())
+
+    def sensitivity(self) -> None:
+        """None: A + P (I − A) is not symmetric, so how far it lets weights move is not known."""
+
+    def sketches(self) -> Iterator[tuple[str, Sketch]]:
+        """See `Memory`."""
+        for part, memory in self._parts():
+            for name, sketch in memory.sketches():
+                yield f"{part}.{name}", sketch
+
+    def skip(self, examples: int) -> None:
+        """See `Memory`."""
+        self.layers.skip(examples)
+        self.gradients.skip(examples)
+        self.examples = self.layers.examples
+
+    def merge(self, other: Any) -> None:
+        """Refused: this memory is for comparisons within one process."""
+        raise ValueError("two memories of both kinds cannot be merged; merge layer and gradient memories by themselves")
+
+    def held(self) -> Iterator[Held]:
+        """See `Memory`."""
+        for part, memory in self._parts():
+            for item in memory.held():
+                yield Held(f"{part}.{item.name}", item.purpose, item.tensor)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """See `Memory`."""
+        return {**{part: memory.diagnostics() for part, memory in self._parts()}, "memory": self.name}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Memory`."""
+        meta: dict[str, Any] = {"memory": self.name, "examples": self.examples}
+        tensors: dict[str, Tensor] = {}
+        for part, memory in self._parts():
+            state = memory.state_dict()
+            meta[part] = state["meta"]
+            tensors |= {f"{part}.{name}": t for name, t in state["tensors"].items()}
+        return {"meta": meta, "tensors": tensors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Memory`."""
+        meta, tensors = state["meta"], state["tensors"]
+        if _settings(meta) != _settings(self.state_dict()["meta"]):
+            raise StorageError(f"the state is of memories with other settings: {_settings(meta)}")
+        trial = self.from_meta(meta)
+        trial.bind(self.parameters, self.output)
+        for part, memory in trial._parts():
+            own = {name.removeprefix(part + "."): t for name, t in tensors.items() if name.startswith(part + ".")}
+            memory.load_state_dict({"meta": meta[part], "tensors": own})
+        self.layers, self.gradients = trial.layers, trial.gradients
+        self.examples = int(meta["examples"])
+
+    @classmethod
+    def from_meta(cls, meta: dict[str, Any]) -> "Both":
+        """See `Memory`."""
+        return cls(LayerSketch.from_meta(meta["layers"]), GradientMemory.from_meta(meta["gradients"]))
+
+    def _parts(self) -> Iterator[tuple[str, Memory]]:
+        yield "layers", self.layers
+        yield "gradients", self.gradients
+
+
+def _settings(meta: dict[str, Any]) -> list[Any]:
+    """The settings of both memories and of the sketch of gradients, from a state's metadata."""
+    layers, gradients = meta["layers"], meta["gradients"]
+    return [layers["settings"], gradients["settings"], gradients["sketch"]["sketch"], gradients["sketch"]["settings"]]

@@ -1,0 +1,55 @@
+"""The mistake that projecting updates avoids, built to be compared with: gradients are projected before the optimizer.
+
+For plain SGD both are the same. Momentum and Adam rescale and mix what they are given, so their update is no longer
+orthogonal to what is remembered, however well the gradient was: what was protected leaks.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sketchogd.lab.methods.learner import Baseline
+from sketchogd.lab.methods.protected import Protected
+
+
+class GradientProjected(Baseline):
+    """The memory of a `Protected` learner, applied to gradients: g ← g − A g, then whatever the optimizer makes of it.
+
+    It leaks with every optimizer but plain SGD, and is here to show by how much.
+    """
+
+    def __init__(self, learner: Protected) -> None:
+        self.learner = learner
+        learner.protection.detach()  # the optimizer's own update is not projected
+
+    @torch.no_grad()
+    def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+        """Project the gradients."""
+        projector, parameters = self.learner.protection.projector, self.learner.protection.parameters
+        if projector is None or projector.empty:
+            return
+        v = parameters.flatten([t.grad for t in parameters.tensors])
+        pieces = parameters.unflatten(projector.protected_part_(v))
+        for t, piece in zip(parameters.tensors, pieces, strict=True):
+            if t.grad is None:
+                t.grad = -piece
+            else:
+                t.grad -= piece
+
+    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+        """See `Protected`."""
+        self.learner.end_task(inputs, targets, group)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Protected`."""
+        return self.learner.tensors()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Baseline`."""
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Baseline`."""
+        self.learner.load_state_dict(state)

@@ -1,0 +1,42 @@
+"""The best method of a benchmark against every other, seed by seed: data of one table of the report page."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sketchogd.lab.records import metrics
+
+if TYPE_CHECKING:
+    from sketchogd.lab.pages.report import Group
+
+
+def paired_tests(groups: Sequence["Group"]) -> list[dict[str, Any]]:
+    """For each benchmark: the group with the highest mean over at least two seeds, against each other on common seeds.
+
+    Plain values: benchmark, best, other (labels), difference, t, p_t, p_sign_flip and n, as `metrics.paired_test` has
+    them; groups that share fewer than two seeds with the best are left out.
+    """
+    rows = []
+    for benchmark in dict.fromkeys(group.benchmark for group in groups):
+        scores = {g.label: _by_seed(g) for g in groups if g.benchmark == benchmark}
+        several = {label: found for label, found in scores.items() if len(found) > 1}
+        if not several:
+            continue
+        best = max(several, key=lambda label: metrics.spread(list(several[label].values())).mean)
+        for label, found in several.items():
+            common = sorted(found.keys() & several[best].keys())
+            if label == best or len(common) < 2:
+                continue
+            test = metrics.paired_test([several[best][s] for s in common], [found[s] for s in common])
+            row = {"benchmark": benchmark, "best": best, "other": label, "difference": test.difference, "n": test.n}
+            # An infinite t (differences without spread) has no place in JSON; its p value says the same.
+            rows.append({**row, "p_t": test.p_t, "p_sign_flip": test.p_sign_flip})
+    return rows
+
+
+def _by_seed(group: "Group") -> dict[int, float]:
+    found = {}
+    for run in group.runs:
+        seed = run.config.get("seed")
+        if isinstance(seed, int) and run.complete:
+            found[seed] = metrics.average_accuracy(run.accuracy)  # type: ignore[arg-type]
+    return found

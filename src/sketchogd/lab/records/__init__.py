@@ -1,0 +1,36 @@
+"""What is kept of a run, and read again.
+
+* `metrics`: what an accuracy matrix says
+* `spectra`: singular values of remembered gradients
+* `checkpoint`: the state of an interrupted run
+* `folder`: a run is a folder
+* `bundles`: many runs in one file
+"""
+
+from sketchogd.lab.records.folder import (
+    FORMAT,
+    RecordError,
+    Run,
+    RunFolder,
+    State,
+    config_digest,
+    environment,
+    find,
+    load,
+    plan,
+    state,
+)
+
+__all__ = [
+    "FORMAT",
+    "RecordError",
+    "Run",
+    "RunFolder",
+    "State",
+    "config_digest",
+    "environment",
+    "find",
+    "load",
+    "plan",
+    "state",
+]

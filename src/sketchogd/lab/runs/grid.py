@@ -1,0 +1,234 @@
+"""Many runs: what is finished is skipped, what was interrupted goes on, a failure is recorded and the rest continue.
+
+With `jobs` > 1 each run has a process of its own with one thread, so that one that is killed takes no other with it.
+With `together` > 1 runs that differ in seed and method only are trained side by side (`sidebyside`), as one piece of
+work: many times faster for small networks, on a GPU above all, where a single one gains too, but a piece that is killed
+begins again.
+"""
+
+import gc
+import multiprocessing
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sketchogd.lab import records
+from sketchogd.lab.runs import train
+from sketchogd.lab.runs.sidebyside import partition, group
+from sketchogd.lab.runs.config import RunConfig
+from sketchogd.lab.records import State
+
+SECONDS_BETWEEN_LOOKS = 0.2
+
+TOGETHER = {"cuda": 64}
+"""How many runs are trained side by side where nothing is said, by kind of device; elsewhere one."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of a run: the share of it that is done (0 to 1) and what it is doing."""
+
+    run: str
+    share: float
+    doing: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run of the grid ended: "finished", "skipped" (it was finished before), "failed" or "busy" elsewhere."""
+
+    run: str
+    status: str
+    message: str = ""
+
+
+Listener = Callable[[Update], None]
+
+
+def run_grid(
+    configs: Sequence[RunConfig],
+    root: str | Path,
+    *,
+    jobs: int = 1,
+    together: int | None = None,
+    devices: Sequence[str] = ("cpu",),
+    data_folder: str | Path | None = None,
+    listener: Listener | None = None,
+) -> list[Outcome]:
+    """Do all runs, each in its folder below `root`; the outcomes are in the order of the configs.
+
+    Ctrl-C stops the grid; the same call takes it up again. Runs go to the `devices` in turn. `together` is the most
+    runs that are trained side by side, by default `TOGETHER`; a run with a checkpoint goes on by itself.
+
+    Raises:
+        RecordError: a folder holds a run of another config, which must not be overwritten; nothing is started.
+        ValueError: two configs have the same folder, or `jobs` is less than 1.
+    """
+    folder = Path(root)
+    by_name = {config.name: config for config in configs}
+    if len(by_name) < len(configs) or jobs < 1:
+        raise ValueError(f"{len(configs)} runs need as many different names, and at least one job; got {jobs} jobs")
+    plan = records.plan(folder, {name: config.record() for name, config in by_name.items()})
+    if plan[State.DIFFERENT]:
+        raise records.RecordError(
+            f"{folder / plan[State.DIFFERENT][0]}: holds a run with other settings; use another folder or delete it"
+        )
+    outcomes = {name: Outcome(name, "skipped") for name in plan[State.FINISHED]}
+    outcomes |= {name: Outcome(name, "busy", "another process works on it") for name in plan[State.RUNNING]}
+    todo = [name for name in by_name if name not in outcomes]
+    tell = listener or (lambda update: None)
+    for name in outcomes:
+        tell(Update(name, 1.0, outcomes[name].status))
+    most = TOGETHER.get(torch.device(devices[0]).type, 1) if together is None else together
+    begun = [by_name[name] for name in todo if (folder / name / "checkpoint.safetensors").exists()]
+    fresh = [by_name[name] for name in todo if by_name[name] not in begun]
+    pieces = [(False, [config]) for config in begun]
+    for group in partition.groups(fresh, most, _room(devices[0])):
+        pieces.append((most > 1 and partition.joins(group[0]), group))
+    work = [
+        Work(tuple(runs), folder, devices[i % len(devices)], data_folder, stacked)
+        for i, (stacked, runs) in enumerate(pieces)
+    ]
+    done = _one_by_one(work, tell) if jobs == 1 else _in_processes(work, jobs, tell)
+    outcomes |= {outcome.run: outcome for outcome in done}
+    return [outcomes[name] for name in by_name]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The runs of one piece, the folder of the grid, the device, and where data sets are.
+
+    `stacked` says that they are trained by `sidebyside`. A piece of one run may be, too: on a GPU it replays graphs.
+    """
+
+    configs: tuple[RunConfig, ...]
+    root: Path
+    device: str
+    data_folder: str | Path | None
+    stacked: bool
+
+
+def _room(device: str) -> int | None:
+    """Bytes for what the methods of one piece keep: part of what is free on a GPU; unlimited elsewhere."""
+    chosen = torch.device(device)
+    return int(0.6 * torch.cuda.mem_get_info(chosen)[0]) if chosen.type == "cuda" else None
+
+
+def _do(work: Work, tell: Listener) -> list[Outcome]:
+    """One piece; errors become outcomes. Runs that do not fit into memory together begin again in two halves."""
+    gc.collect()  # a group refers to itself, so that the last one's sketches would still take memory
+    if torch.device(work.device).type == "cuda":
+        torch.cuda.empty_cache()
+    outcomes, too_much = _attempt(work, tell)
+    if not too_much:
+        return outcomes
+    half = len(work.configs) // 2
+    parts = work.configs[:half], work.configs[half:]
+    return [outcome for part in parts for outcome in _do(replace(work, configs=part), tell)]
+
+
+def _attempt(work: Work, tell: Listener) -> tuple[list[Outcome], bool]:
+    """The outcomes, and whether memory was too small; nothing of the attempt is kept then."""
+    configs = work.configs
+    folders = [work.root / config.name for config in configs]
+
+    def progress(done: float, whole: float, doing: str) -> None:
+        for config in configs:
+            tell(Update(config.name, done / whole, doing))
+
+    options: dict[str, Any] = {"data_folder": work.data_folder, "device": work.device, "progress": progress}
+    problems: list[Exception | None] = [None] * len(configs)
+    try:
+        if work.stacked:
+            ended = group.run(configs, folders, **options)
+            problems = [end if isinstance(end, Exception) else None for end in ended]
+        else:
+            train.run(configs[0], folders[0], **options)
+    except Exception as error:
+        for config, folder in zip(configs, folders, strict=True):
+            if not (folder / "run.json").exists():
+                # The run failed before it was started, such as for want of data: say so in its folder as well.
+                place = records.RunFolder(folder)
+                place.start(config.record(), "cpu")
+                place.fail(error)
+        if isinstance(error, torch.OutOfMemoryError) and len(configs) > 1:
+            return [], True
+        problems = [error] * len(configs)
+    outcomes = []
+    for config, problem in zip(configs, problems, strict=True):
+        message = "" if problem is None else f"{type(problem).__name__}: {problem}"
+        outcomes.append(Outcome(config.name, "finished" if problem is None else "failed", message))
+        tell(Update(config.name, 1.0, outcomes[-1].status))
+    return outcomes, False
+
+
+def _one_by_one(work: Sequence[Work], tell: Listener) -> list[Outcome]:
+    return [outcome for each in work for outcome in _do(each, tell)]
+
+
+def _in_process(work: Work, news: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        outcomes = _do(work, news.put)
+    except KeyboardInterrupt:
+        outcomes = [Outcome(config.name, "failed", "interrupted") for config in work.configs]
+    for outcome in outcomes:
+        news.put(outcome)
+
+
+def _in_processes(work: Sequence[Work], jobs: int, tell: Listener) -> list[Outcome]:
+    context = multiprocessing.get_context("spawn")
+    news = context.Queue()
+    waiting = list(work)
+    running: dict[str, tuple[Any, Work]] = {}
+    outcomes: dict[str, Outcome] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                each = waiting.pop(0)
+                process = context.Process(target=_in_process, args=(each, news), daemon=True)
+                process.start()
+                running[each.configs[0].name] = (process, each)
+            wait([process.sentinel for process, _ in running.values()], timeout=SECONDS_BETWEEN_LOOKS)
+            ended = [name for name, (process, _) in running.items() if not process.is_alive()]
+            _read(news, tell, outcomes, patient=bool(ended))
+            for name in ended:
+                process, each = running.pop(name)
+                process.join()
+                for config in each.configs:
+                    if config.name not in outcomes:
+                        outcomes[config.name] = _lost(config, process.exitcode)
+                        tell(Update(config.name, 1.0, "failed"))
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+        for process, _ in running.values():
+            process.join()
+    return list(outcomes.values())
+
+
+def _read(news: Any, tell: Listener, outcomes: dict[str, Outcome], patient: bool) -> None:
+    """Take what has arrived; after a process has ended its last words may need a moment."""
+    deadline = time.monotonic() + (0.5 if patient else 0.0)
+    while True:
+        try:
+            item = news.get(timeout=0.05 if time.monotonic() < deadline else 0.0)
+        except queue.Empty:
+            if time.monotonic() >= deadline:
+                return
+            continue
+        if isinstance(item, Outcome):
+            outcomes[item.run] = item
+        else:
+            tell(item)
+
+
+def _lost(config: RunConfig, code: int | None) -> Outcome:
+    """The outcome of a run whose process ended without a word. Its checkpoint stays, so it can go on later."""
+    return Outcome(config.name, "failed", f"the process ended with code {code} (killed, or out of memory?)")

@@ -1,0 +1,85 @@
+"""Which runs of a grid can be trained side by side (`sidebyside`): those that differ in seed and method only."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sketchogd.lab import records
+from sketchogd.lab.runs.config import RunConfig
+from sketchogd.lab.methods import KINDS, method
+
+BLOCK = 50
+"""Steps that are taken at once where no run projects more often."""
+
+
+def groups(configs: Sequence[RunConfig], most: int, room: int | None = None) -> list[list[RunConfig]]:
+    """The configs in groups of at most `most` that can be trained side by side; the order is kept within a group.
+
+    Runs share a group if they differ in seed and method only and project equally often, or all after multiples of
+    `BLOCK` steps. Methods that never project but act at every step, such as replay, are a group of their own; plain
+    training joins the first group there is. `room` limits the bytes that the methods of a group are expected to keep.
+    """
+    found: dict[Any, list[RunConfig]] = {}
+    idle: dict[Any, list[RunConfig]] = {}
+    alone = []
+    for config in configs:
+        if most < 2 or not joins(config):
+            alone.append([config])
+            continue
+        key = records.config_digest(replace(config, method=_ANY, seed=0, preset="").record())
+        if config.method.name == "sgd":
+            idle.setdefault(key, []).append(config)
+        else:
+            every = config.method.every if projects(config) else 0
+            found.setdefault((key, every if every % BLOCK else min(every, BLOCK)), []).append(config)
+    for key, members in idle.items():
+        home = next((name for name in found if name[0] == key), (key, 0))
+        found.setdefault(home, [])[:0] = members
+    return [piece for members in found.values() for piece in _pieces(members, most, room)] + alone
+
+
+def _pieces(configs: Sequence[RunConfig], most: int, room: int | None) -> Iterator[list[RunConfig]]:
+    piece: list[RunConfig] = []
+    taken = 0
+    for config in configs:
+        size = _expected_bytes(config)
+        if piece and (len(piece) == most or (room is not None and taken + size > room)):
+            yield piece
+            piece, taken = [], 0
+        piece.append(config)
+        taken += size
+    if piece:
+        yield piece
+
+
+_ANY = method("sgd")
+
+
+def projects(config: RunConfig) -> bool:
+    """Whether a run's method projects displacements, and so depends on how many steps are taken between."""
+    return KINDS[config.method.name].every != 1
+
+
+def _expected_bytes(config: RunConfig) -> int:
+    """About what a method will keep, from its settings alone."""
+    chosen = config.method
+    if chosen.budget is not None:
+        return chosen.budget
+    if chosen.name in ("layer-sketch", "gpm"):
+        return 32 << 20
+    p, T = (1_601_500, 20) if config.benchmark == "split-cifar100" else (113_610, 10)
+    options = chosen.options
+    vectors = options.get("rank", 0) + options.get("corank", 0) + options.get("buffer", 0)
+    vectors *= 2 if chosen.name in ("sketchogd-2", "sketchogd-3") else 1  # their test matrices are stored
+    vectors += T * options.get("components", 0) + options.get("samples", 0)
+    vectors += options.get("capacity", 0) if chosen.name == "random-ogd" else 0
+    vectors += T * (chosen.examples or 0) if chosen.name == "ogd" else 0
+    return 4 * p * vectors + ((32 << 20) if chosen.name == "both" else 0)
+
+
+def joins(config: RunConfig) -> bool:
+    """Whether a run can be one of a group: what is trained must be as `stacked` has it."""
+    training = config.training
+    if config.benchmark != "split-cifar100":
+        return not training.frozen and not training.eval_after_first_step
+    return training.optimizer == "sgd" and training.eval_after_first_step and training.frozen == ("conv*",)

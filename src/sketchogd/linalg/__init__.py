@@ -1,0 +1,43 @@
+"""Dense linear algebra on a few long rows.
+
+* `dense`: Gram matrices, orthonormalisation, Nyström, and the two products of a projection
+* `dispatch`: which kernel those two products use
+* `cpu`: kernels in C (`rows.c`), compiled on demand
+* `gpu`: kernels in Triton
+"""
+
+from .dense import (
+    BLOCK_BYTES,
+    RELATIVE_RANK,
+    block_bytes,
+    coefficients,
+    column_blocks,
+    combination,
+    gram,
+    nystrom,
+    orthonormal_coordinates,
+    orthonormalise_,
+    polish_,
+    restore_,
+    squared_norm,
+    transform_,
+    whiten,
+)
+
+__all__ = [
+    "BLOCK_BYTES",
+    "RELATIVE_RANK",
+    "block_bytes",
+    "coefficients",
+    "column_blocks",
+    "combination",
+    "gram",
+    "nystrom",
+    "orthonormal_coordinates",
+    "orthonormalise_",
+    "polish_",
+    "restore_",
+    "squared_norm",
+    "transform_",
+    "whiten",
+]

@@ -1,0 +1,90 @@
+"""Which sketches a layer memory has, from its settings: two for each layer, one for the parameters of no layer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+
+from ..model.layers import find_layers
+from ..model.parameters import ProtectedParameters
+from ..seeds import derive_seed
+from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch
+from .factors import LayerPair
+
+Rank = int | Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which sketches a layer memory has, from its settings."""
+
+    rank: Rank
+    outputs: bool
+    sketch: type[Sketch]
+    seed: int
+    rest: int | None
+
+    def pairs(self, parameters: ProtectedParameters) -> dict[str, LayerPair]:
+        """A pair for each layer by its name, bound and empty."""
+        dtype, device = parameters.dtype, parameters.device
+        found = {}
+        for layer in find_layers(parameters):
+            counts = inputs = outputs = None
+            if layer.kind == "embedding":
+                counts = torch.zeros(layer.fan_in, dtype=torch.float64, device=device)
+            else:
+                inputs = self._sketch(layer.name, "inputs", layer.width).bind(layer.width, dtype, device)
+            if self.outputs:
+                outputs = self._sketch(layer.name, "outputs", layer.fan_out).bind(layer.fan_out, dtype, device)
+            found[layer.name] = LayerPair(layer, inputs, counts, outputs)
+        return found
+
+    def of_no_layer(self, parameters: ProtectedParameters) -> tuple[ProtectedParameters, Sketch] | None:
+        """The parameters that belong to no layer and an unbound sketch for their gradients, if there are any."""
+        covered = {id(t) for layer in find_layers(parameters) for t in (layer.weight, layer.bias) if t is not None}
+        held = {id(t) for t in parameters.tensors if id(t) not in covered}
+        if not held:
+            return None
+        rest = ProtectedParameters(parameters.model, lambda _, t: id(t) in held)
+        rank = self._rest_rank()
+        seed = derive_seed(self.seed, "rest")
+        return rest, SecondMoment() if rest.p <= rank else ProductSketch(rank, seed=seed)
+
+    def cost(self, parameters: ProtectedParameters) -> int:
+        """The bytes of all sketches and counts."""
+        itemsize = parameters.dtype.itemsize
+        found = self.of_no_layer(parameters)
+        total = 0 if found is None else found[1].cost(found[0].p, itemsize)
+        for layer in find_layers(parameters):
+            if layer.kind == "embedding":
+                total += layer.fan_in * 8
+            else:
+                total += self._sketch(layer.name, "inputs", layer.width).cost(layer.width, itemsize)
+            if self.outputs:
+                total += self._sketch(layer.name, "outputs", layer.fan_out).cost(layer.fan_out, itemsize)
+        return total
+
+    def _sketch(self, name: str, part: str, d: int) -> Sketch:
+        rank = self._rank_of(name)
+        if d <= rank:
+            return SecondMoment()
+        if issubclass(self.sketch, (ProductSketch, GradientSketch)):
+            return self.sketch(rank, seed=derive_seed(self.seed, name, part))
+        return self.sketch(rank)  # type: ignore[call-arg]
+
+    def _rank_of(self, name: str) -> int:
+        if not isinstance(self.rank, Mapping):
+            return self.rank
+        if name in self.rank:
+            return self.rank[name]
+        for glob, rank in self.rank.items():
+            if fnmatchcase(name, glob):
+                return rank
+        raise ValueError(f'rank has no entry for layer {name!r}; add one, or a glob such as "*"')
+
+    def _rest_rank(self) -> int:
+        if self.rest is not None:
+            return self.rest
+        ranks = self.rank.values() if isinstance(self.rank, Mapping) else [self.rank]
+        return min(64, max(4, max(ranks) // 4))

@@ -1,0 +1,257 @@
+"""What is read off a model for a batch: per-example gradients, and layer inputs with output sensitivities.
+
+Letters: b examples, p protected parameters, C logits of one example. Both are taken with evaluation statistics and
+without dropout, whatever mode the model is in; every module's own flag is put back afterwards.
+
+Per-example gradients have three paths that agree. *fast*: one ordinary forward and backward pass, and one product a
+layer (Linear, Conv). *vmap*: torch.func, for any module that it takes. *loop*: one example at a time, for the rest.
+(*shards*, one example at a time in all processes together, is for parameters that are split.)
+The first batch decides, the fast path having to agree with one of the others on two examples.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from ..errors import ProtectionWarning
+from .batches import (
+    Output,
+    batch_size,
+    call,
+    evaluating,
+    map_tensors,
+    map_tensors_of_output,
+    per_example,
+    true_logit,
+)
+from .layers import find_layers, patches, record
+from .parameters import ProtectedParameters, Selection
+
+WORTHWHILE_CHUNK = 64
+"""Gradients of large models that are made at once, where memory allows."""
+
+
+# ---------------------------------------------------------------- per-example gradients
+
+
+class GradientSignals:
+    """Per-example gradients of `output` for batches of one model, in chunks of limited size.
+
+    With a `power` q a gradient g becomes g ‖g‖^q. `path` says how gradients are made ("fast", "vmap" or "loop") once
+    the first batch has come.
+    """
+
+    def __init__(
+        self, parameters: ProtectedParameters, output: Output, chunk_bytes: int | None = None, power: float = 0.0
+    ) -> None:
+        self.parameters = parameters
+        self.output = output
+        self.power = power
+        self.path: str | None = None
+        self.layers = [] if parameters.split else find_layers(parameters)
+        width = parameters.columns.widest if parameters.split else parameters.p  # chunks are the same in all processes
+        row_bytes = width * parameters.dtype.itemsize
+        if chunk_bytes is None:
+            # For every chunk a sketch reads and writes all its rows: a few dozen gradients are worth more memory.
+            least, most = 48 << 20, 256 << 20
+            if parameters.device.type == "cuda":
+                least, most = 1 << 30, torch.cuda.get_device_properties(parameters.device).total_memory // 8
+            chunk_bytes = max(least, min(most, WORTHWHILE_CHUNK * row_bytes))
+        self.chunk = max(1, chunk_bytes // row_bytes)
+
+    def chunks(self, inputs: Any, targets: Any) -> Iterator[Tensor]:
+        """The gradients of a batch as tensors (<= chunk, p) of about one size, in the order of the examples."""
+        b = batch_size(inputs)
+        size = -(-b // max(1, -(-b // self.chunk)))
+        for start in range(0, b, size) if b else ():
+            part = slice(start, start + size)
+            x, y = (map_tensors(lambda t: t[part], value) for value in (inputs, targets))  # noqa: B023
+            with evaluating(self.parameters.model):
+                yield self._scaled_(self._gradients(x, y))
+
+    def total(self, inputs: Any, targets: Any) -> list[Tensor | None]:
+        """The gradients of the sum of all outputs, one tensor a parameter, by one ordinary backward pass."""
+        with evaluating(self.parameters.model), torch.enable_grad():
+            scalars = per_example(self.output, call(self.parameters.model, inputs), targets)
+            return list(torch.autograd.grad(scalars.sum(), self.parameters.tensors, allow_unused=True))
+
+    def _gradients(self, inputs: Any, targets: Any) -> Tensor:
+        if self.path is None:
+            self.path = self._choose(inputs, targets)
+        return _PATHS[self.path](self, inputs, targets)
+
+    def _scaled_(self, rows: Tensor) -> Tensor:
+        if self.power == 0:
+            return rows
+        norms = torch.linalg.vector_norm(rows, dim=1)
+        if self.parameters.split:  # each process has some of the columns of the same examples
+            norms = self.parameters.columns.total(norms.square()).sqrt()
+        return rows.mul_(torch.where(norms > 0, norms**self.power, 0.0).unsqueeze(1))
+
+    def _choose(self, inputs: Any, targets: Any) -> str:
+        if self.parameters.split:
+            return "shards"
+        ends = slice(None, None, max(1, batch_size(inputs) - 1))
+        x, y = (map_tensors(lambda t: t[ends], value) for value in (inputs, targets))
+        slow, expected = "vmap", None
+        try:
+            expected = _by_vmap(self, x, y)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            slow, expected = "loop", _by_loop(self, x, y)
+            reason = str(error).splitlines()[0][:160]
+        covered = sum(
+            layer.weight.numel() + (layer.bias.numel() if layer.bias is not None else 0) for layer in self.layers
+        )
+        if covered == self.parameters.p and all(layer.kind != "embedding" for layer in self.layers):
+            found = _fast(self, x, y)
+            if found is not None and _agree(found, expected, self.parameters):
+                return "fast"
+        if slow == "loop":
+            warnings.warn(
+                f"torch.func cannot vectorise this model ({reason}); its per-example gradients are taken one example "
+                "at a time, which is slower",
+                ProtectionWarning,
+                stacklevel=2,
+            )
+        return slow
+
+
+def _agree(found: Tensor, expected: Tensor, parameters: ProtectedParameters) -> bool:
+    coarse = any(t.dtype.itemsize < 4 for t in parameters.tensors)
+    error = (found - expected).norm() / expected.norm().clamp_min(torch.finfo(expected.dtype).tiny)
+    return bool(error < (5e-2 if coarse else 1e-3))
+
+
+def _by_vmap(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
+    parameters, output = signals.parameters, signals.output
+    state = {name: t.detach() for name, t in parameters.model.named_parameters()}
+    buffers = dict(parameters.model.named_buffers())
+    chosen = {name: state.pop(name) for name in parameters.names}
+
+    def scalar(values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+        batch = map_tensors(lambda t: t.unsqueeze(0), x)
+        positional, keyword = ((), batch) if isinstance(batch, dict) else (batch, {})
+        everything = {**state, **buffers, **values}
+        result = functional_call(parameters.model, everything, positional, keyword)
+        return output(map_tensors_of_output(lambda t: t.squeeze(0), result), y)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # correct all the same
+        gradients = vmap(grad(scalar), (None, 0, None if targets is None else 0), randomness="error")(
+            chosen, inputs, targets
+        )
+    out = torch.empty(batch_size(inputs), parameters.p, dtype=parameters.dtype, device=parameters.device)
+    for name, (_, place) in zip(parameters.names, parameters.slices(), strict=True):
+        out[:, place] = gradients[name].reshape(len(out), -1)
+    return out
+
+
+def _by_loop(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
+    parameters, b = signals.parameters, batch_size(inputs)
+    out = torch.empty(b, parameters.p, dtype=parameters.dtype, device=parameters.device)
+    for i in range(b):
+        x, y = (map_tensors(lambda t: t[i : i + 1], value) for value in (inputs, targets))  # noqa: B023
+        with torch.enable_grad():
+            scalar = per_example(signals.output, call(parameters.model, x), y).sum()
+            gradients = torch.autograd.grad(scalar, parameters.tensors, allow_unused=True)
+        parameters.flatten(gradients, out=out[i])
+    return out
+
+
+def _by_shards(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
+    """One example at a time through a model whose parameters are split (FSDP2); rows (b, width), this process's part.
+
+    Every process must give the same examples. FSDP2 averages gradients over processes while it scatters them, which
+    leaves equal ones as they are and would mix different ones. It delivers them to `.grad` only, so `backward` it is;
+    gradients that are there already are put back.
+    """
+    parameters, b = signals.parameters, batch_size(inputs)
+    everything = list(parameters.model.parameters())
+    before = [t.grad for t in everything]
+    out = torch.zeros(b, parameters.width, dtype=parameters.dtype, device=parameters.device)
+    try:
+        for i in range(b):
+            for t in everything:
+                t.grad = None
+            x, y = (map_tensors(lambda t: t[i : i + 1], value) for value in (inputs, targets))  # noqa: B023
+            with torch.enable_grad():
+                per_example(signals.output, call(parameters.model, x), y).sum().backward()
+            parameters.flatten([t.grad for t in parameters.tensors], out=out[i])
+    finally:
+        for t, gradient in zip(everything, before, strict=True):
+            t.grad = gradient
+    return out
+
+
+def _by_layers(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
+    found = _fast(signals, inputs, targets)
+    if found is None:
+        signals.path = "vmap"
+        return _by_vmap(signals, inputs, targets)
+    return found
+
+
+def _fast(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor | None:
+    """Gradients from the inputs a and sensitivities δ of each layer: δ aᵀ summed over an example's positions.
+
+    None where the uses do not have the batch as their first dimension.
+    """
+    parameters, b = signals.parameters, batch_size(inputs)
+    output, uses = record(signals.layers, lambda: call(parameters.model, inputs))
+    scalars = per_example(signals.output, output, targets)
+    if not uses or any(len(use.input) != b or use.first for use in uses):
+        return None
+    deltas = torch.autograd.grad(scalars.sum(), [use.edge for use in uses], allow_unused=True)
+    out = torch.zeros(b, parameters.p, dtype=parameters.dtype, device=parameters.device)
+    places = {id(t): (place, t.shape) for t, place in parameters.slices()}
+    for use, delta in zip(uses, deltas, strict=True):
+        if delta is None:
+            continue
+        layer = use.layer
+        a, d, groups = use.input, delta, 1
+        if layer.kind == "conv":
+            groups = use.options["groups"]
+            a = patches(use.input, **use.options)
+            d = delta.flatten(2).transpose(1, 2).reshape(b, a.shape[1], groups, -1)
+        # (b, positions, groups, fan) → for each example and group, the sum of outer products over positions
+        a = a.to(out.dtype).reshape(b, -1, groups, layer.fan_in).transpose(1, 2)
+        d = d.to(out.dtype).reshape(b, -1, groups, layer.fan_out // groups).transpose(1, 2)
+        place, _ = places[id(layer.weight)]
+        target = out[:, place].view(b, groups, layer.fan_out // groups, layer.fan_in)
+        if a.shape[2] == 1:
+            target.addcmul_(d.transpose(2, 3), a)
+        else:
+            target += d.transpose(2, 3) @ a
+        if layer.bias is not None:
+            out[:, places[id(layer.bias)][0]] += d.sum(2).reshape(b, -1)
+    return out
+
+
+_PATHS: dict[str, Callable[[GradientSignals, Any, Any], Tensor]] = {
+    "fast": _by_layers,
+    "vmap": _by_vmap,
+    "loop": _by_loop,
+    "shards": _by_shards,
+}
+
+
+def per_example_gradients(
+    model: nn.Module, inputs: Any, targets: Any, *, parameters: Selection = None, output: Output = true_logit
+) -> Tensor:
+    """The gradient of each example's scalar `output` with respect to the selected parameters, as rows (b, p).
+
+    >>> model = nn.Linear(2, 3, bias=False)
+    >>> per_example_gradients(model, torch.tensor([[1.0, 2.0]]), torch.tensor([1]))
+    tensor([[0., 0., 1., 2., 0., 0.]])
+    """
+    signals = GradientSignals(ProtectedParameters(model, parameters), output)
+    return torch.cat(list(signals.chunks(inputs, targets)))
+
+
+# ---------------------------------------------------------------- layer signals

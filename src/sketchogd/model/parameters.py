@@ -1,0 +1,203 @@
+"""The protected parameters of a model as one vector of length p: an ordered, named subset, flattened block by block.
+
+Parameters of any real dtype stand side by side; the vector itself is float32 (float64 if every parameter is). Of
+parameters that are split over processes (DTensor, as FSDP2 has them) each process has its own part of the vector.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ProtectionError
+from ..sketch.columns import Columns, Whole
+
+Selection = str | nn.Module | Sequence[str | nn.Module] | Callable[[str, nn.Parameter], bool] | None
+"""Which parameters: None (all that require gradients), names or globs ("!glob" leaves out), modules, a predicate."""
+
+
+def local(t: Tensor) -> Tensor:
+    """The part of a tensor that is in this process: all of it, or the shard of a DTensor, without a copy."""
+    module = sys.modules.get("torch.distributed.tensor")  # no DTensor without it, and importing it takes a while
+    return t.to_local() if module is not None and isinstance(t, module.DTensor) else t
+
+
+def _reshard(model: nn.Module) -> None:
+    """Make the parameters of an FSDP2 model their shards again; a forward pass may leave gathered ones in the model."""
+    module = sys.modules["torch.distributed.fsdp"]
+    for part in model.modules():
+        if isinstance(part, module.FSDPModule):
+            part.reshard()
+
+
+def excluding(*parts: str | nn.Module) -> Callable[[str, nn.Parameter], bool]:
+    """A selection of all parameters but those of the given modules and those whose names match the given globs.
+
+    A glob without a dot at its end also names a module: "heads" leaves out "heads.0.weight".
+
+    >>> model = nn.ModuleDict({"body": nn.Linear(3, 4), "head": nn.Linear(4, 2)})
+    >>> ProtectedParameters(model, excluding(model["head"])).names
+    ('body.weight', 'body.bias')
+    """
+    held = {id(p) for part in parts if isinstance(part, nn.Module) for p in part.parameters()}
+    globs = [part for part in parts if isinstance(part, str)]
+    return lambda name, parameter: id(parameter) not in held and not any(_matches(name, glob) for glob in globs)
+
+
+class ProtectedParameters:
+    """An ordered, named subset of a model's parameters; a tied parameter counts once, under its first name.
+
+    `names`, `shapes` and `p` describe the vector; parameters keep the order of `model.named_parameters()`. `offsets`
+    and `width` describe the part of it that is in this process; `columns` says which entries of a sketch's rows are.
+    `split`: whether they are DTensors.
+    Raises ValueError when nothing is selected, a pattern matches nothing, or a parameter is complex.
+    """
+
+    def __init__(self, model: nn.Module, selection: Selection = None) -> None:
+        self.model = model
+        chosen = _select(model, selection)
+        for name, parameter in chosen:
+            if parameter.is_complex():
+                raise ValueError(
+                    f"parameter {name!r} is complex ({parameter.dtype}); only real ones can be protected. "
+                    f'Leave it out: parameters=so.excluding("{name}")'
+                )
+        self.names: tuple[str, ...] = tuple(name for name, _ in chosen)
+        self.tensors: tuple[nn.Parameter, ...] = tuple(parameter for _, parameter in chosen)
+        self.shapes: tuple[torch.Size, ...] = tuple(parameter.shape for parameter in self.tensors)
+        self.offsets: tuple[int, ...] = _offsets(local(parameter.detach()).numel() for parameter in self.tensors)
+        self.width: int = self.offsets[-1]
+        self.p: int = sum(parameter.numel() for parameter in self.tensors)
+        self.columns: Columns = Whole(self.p)
+        self.split: bool = any(local(parameter) is not parameter for parameter in self.tensors)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the flat vector."""
+        return torch.float64 if all(t.dtype == torch.float64 for t in self.tensors) else torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first parameter, where the flat vector lives."""
+        return self.tensors[0].device
+
+    def held_in(self, columns: Columns) -> None:
+        """Say which columns of a gradient sketch are in this process."""
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, parameter: object) -> bool:
+        return any(parameter is t for t in self.tensors)
+
+    def slices(self) -> Iterable[tuple[nn.Parameter, slice]]:
+        """Each parameter with its place in the vector."""
+        for t, start, stop in zip(self.tensors, self.offsets, self.offsets[1:], strict=False):
+            yield t, slice(start, stop)
+
+    def flatten(self, values: Sequence[Tensor | None] | None = None, out: Tensor | None = None) -> Tensor:
+        """One vector (width,) of the parameters, or of tensors shaped like them (None stands for zeros).
+
+        >>> parameters = ProtectedParameters(nn.Linear(2, 1))
+        >>> parameters.flatten([torch.ones(1, 2), None])
+        tensor([1., 1., 0.])
+        """
+        out = torch.empty(self.width, dtype=self.dtype, device=self.device) if out is None else out
+        for i, (parameter, place) in enumerate(self.slices()):
+            value = parameter.detach() if values is None else values[i]
+            if value is None:
+                out[place] = 0
+            else:
+                out[place] = local(value).reshape(-1)
+        return out
+
+    def unflatten(self, vector: Tensor) -> list[Tensor]:
+        """Views of a vector (width,) in the shapes that the parameters have in this process."""
+        if vector.shape != (self.width,):
+            raise ValueError(f"expected a vector of length {self.width}, got shape {tuple(vector.shape)}")
+        return [vector[place].view(local(t.detach()).shape) for t, place in self.slices()]
+
+    @torch.no_grad()
+    def add_(self, vector: Tensor, alpha: float = 1.0) -> None:
+        """Parameters += alpha · vector, in place and without another copy of the model."""
+        for t, piece in zip(self.tensors, self.unflatten(vector), strict=True):
+            local(t).add_(piece.to(t.device), alpha=alpha)
+
+    def require_unchanged(self) -> None:
+        """Raise ProtectionError if the model's parameters are no longer those that were selected."""
+        if self.split and "torch.distributed.fsdp" in sys.modules:
+            _reshard(self.model)
+        present = dict(self.model.named_parameters(remove_duplicate=False))
+        for name, parameter, shape in zip(self.names, self.tensors, self.shapes, strict=True):
+            found = present.get(name)
+            if found is None:
+                what = "is gone from the model"
+            elif found is not parameter:
+                what = "was replaced by another tensor"
+            elif found.shape != shape:
+                what = f"had shape {tuple(shape)} and has {tuple(found.shape)}"
+            elif not found.requires_grad:
+                what = "no longer requires gradients"
+            else:
+                continue
+            raise ProtectionError(
+                f"the model changed since it was protected: parameter {name!r} {what}. Call protection.detach() and "
+                "protect the model again; a saved memory can be loaded if names and shapes fit"
+            )
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Names and shapes, as a file records them."""
+        return [{"name": n, "shape": list(s)} for n, s in zip(self.names, self.shapes, strict=True)]
+
+
+def _offsets(sizes: Iterable[int]) -> tuple[int, ...]:
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + size)
+    return tuple(offsets)
+
+
+def _matches(name: str, glob: str) -> bool:
+    return fnmatchcase(name, glob) or fnmatchcase(name, glob + ".*")
+
+
+def _select(model: nn.Module, selection: Selection) -> list[tuple[str, nn.Parameter]]:
+    unique = list(model.named_parameters())
+    aliases: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(parameter), []).append(name)
+    keep = _predicate(model, selection, [name for names in aliases.values() for name in names])
+    chosen = [(name, p) for name, p in unique if p.requires_grad and any(keep(alias, p) for alias in aliases[id(p)])]
+    if not chosen:
+        raise ValueError(
+            f"no parameter to protect: of {len(unique)} parameters, {sum(p.requires_grad for _, p in unique)} require "
+            f"gradients and none of these is selected by {selection!r}"
+        )
+    return chosen
+
+
+def _predicate(model: nn.Module, selection: Selection, names: list[str]) -> Callable[[str, nn.Parameter], bool]:
+    if selection is None:
+        return lambda name, parameter: True
+    if callable(selection) and not isinstance(selection, nn.Module):
+        return selection
+    parts = [selection] if isinstance(selection, (str, nn.Module)) else list(selection)
+    held = {id(p) for part in parts if isinstance(part, nn.Module) for p in part.parameters()}
+    globs = [part for part in parts if isinstance(part, str)]
+    wanted = [glob for glob in globs if not glob.startswith("!")]
+    unwanted = [glob[1:] for glob in globs if glob.startswith("!")]
+    for glob in wanted + unwanted:
+        if not any(_matches(name, glob) for name in names):
+            shown = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+            raise ValueError(f"no parameter of the model matches {glob!r}; it has {shown}")
+    everything = not wanted and not held
+
+    def keep(name: str, parameter: nn.Parameter) -> bool:
+        inside = everything or id(parameter) in held or any(_matches(name, glob) for glob in wanted)
+        return inside and not any(_matches(name, glob) for glob in unwanted)
+
+    return keep

@@ -1,0 +1,7 @@
+"""Applying a projector to the steps of any torch optimizer.
+
+* `hooks`: before and after a step, settling, previews
+* `reference`: the weights that a displacement is counted from, in full or rounded to int8
+* `step_size`: how far a step moves the weights for a gradient of one
+* `warn`: warnings where steps go past the projection
+"""

@@ -1,0 +1,91 @@
+"""Nothing is lost silently: warnings where steps or copies of an optimizer go past the projection of its updates."""
+
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..errors import ProtectionWarning
+
+if TYPE_CHECKING:
+    from .hooks import UpdateProjection
+
+_guards: dict[int, "weakref.ReferenceType[UpdateProjection]"] = {}
+"""Which projection protects a parameter, by the parameter's id."""
+_warned: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+_innocent: "weakref.WeakKeyDictionary[Optimizer, int]" = weakref.WeakKeyDictionary()
+"""Optimizers that move nothing that another one is protected for, with the number of parameters they had then."""
+_global_handle: Any = None
+
+
+def protector(parameter: Tensor) -> "UpdateProjection | None":
+    """The living projection that protects this very tensor; an id alone may be that of a tensor long gone."""
+    reference = _guards.get(id(parameter))
+    projection = None if reference is None else reference()
+    return projection if projection is not None and parameter in projection.parameters else None
+
+
+def guard(projection: "UpdateProjection", optimizer: Optimizer) -> None:
+    """From now on say so when the parameters are moved, or the optimizer copied, past the projection."""
+    global _global_handle
+    _innocent.clear()
+    for key in [key for key, reference in _guards.items() if reference() is None]:
+        del _guards[key]
+    reference = weakref.ref(projection)
+    for t in projection.parameters.tensors:
+        _guards[id(t)] = reference
+    if _global_handle is None:
+        _global_handle = register_optimizer_step_pre_hook(_watch_other_optimizers)
+    # Hooks are not part of an optimizer's state, so a copy has none. Instance attributes are not either: the copy is
+    # an ordinary optimizer, and whoever makes it is told.
+    optimizer.__reduce_ex__ = _CopyWarning(optimizer)  # type: ignore[method-assign]
+
+
+def unguard(projection: "UpdateProjection", optimizer: Optimizer) -> None:
+    """Undo `guard`."""
+    global _global_handle
+    for t in projection.parameters.tensors:
+        if protector(t) is projection:
+            del _guards[id(t)]
+    if not _guards and _global_handle is not None:
+        _global_handle.remove()
+        _global_handle = None
+    vars(optimizer).pop("__reduce_ex__", None)
+
+
+class _CopyWarning:
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = weakref.ref(optimizer)
+
+    def __call__(self, protocol: Any) -> Any:
+        optimizer = self.optimizer()
+        warnings.warn(
+            "a protected optimizer is being copied or pickled; hooks do not go along, so THE COPY IS NOT PROTECTED. "
+            "Use protection.attach(copy) or so.protect(...) on it, or save optimizer.state_dict() instead",
+            ProtectionWarning,
+            stacklevel=3,
+        )
+        return object.__reduce_ex__(optimizer, protocol)
+
+
+def _watch_other_optimizers(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    held = sum(len(group["params"]) for group in optimizer.param_groups)
+    if _innocent.get(optimizer) == held or optimizer in _warned:
+        return
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            projection = protector(p)
+            if projection is None or projection.optimizer is optimizer:
+                continue
+            _warned.add(optimizer)
+            warnings.warn(
+                "an optimizer that is not protected is about to move protected parameters; its steps are NOT "
+                "projected. Call protection.attach(optimizer) to protect this one, or protection.detach()",
+                ProtectionWarning,
+                stacklevel=4,
+            )
+            return
+    _innocent[optimizer] = held

@@ -1,0 +1,9 @@
+"""What is particular to the publication of SketchOGD: its numbers, its experiments, and ours beside them.
+
+* `published`: the numbers the paper prints
+* `settings`: its memory settings, and grids of runs
+* `published_agem`: A-GEM as its released code has it
+* `rank_errors`: what sketches of rising rank leave out of gradients, beside every bound
+* `equal_bytes`, `goals`, `tuning`, `ablations`, `differences`: our own experiments
+* `presets`: every experiment by its name, for `sketchogd reproduce`
+"""

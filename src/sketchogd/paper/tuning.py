@@ -1,0 +1,102 @@
+"""Settings to choose from, scored on training data that is held out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from sketchogd.budget import ANCHORS
+from sketchogd.lab.methods import KINDS, Method, method, unknown
+from sketchogd.lab.runs.config import RunConfig
+from sketchogd.paper.equal_bytes import (
+    BLOCKED,
+    PULL_BYTES,
+    SMALL_BLOCKS,
+    SMALL_BUDGET,
+    block_options,
+)
+from sketchogd.paper.settings import (
+    PAPER_BYTES,
+    PARAMETERS,
+    SMALL_BYTES,
+    Names,
+    Preset,
+    checked,
+    distinct,
+    training_for,
+)
+
+VALIDATION = 0.1
+
+
+PULL_STRENGTHS = {
+    "rotated-mnist": (1.0, 512.0),
+    "permuted-mnist": (1.0, 512.0),
+    "split-mnist": (4.0, 2048.0),
+    "split-cifar100": (4.0, 128.0),
+}
+"""The weakest and the strongest pull by gradients that is tried: as far as it takes to see accuracy fall."""
+
+
+TUNED_OPTIONS: dict[str, dict[str, Sequence[float]]] = {
+    "sketchogd": {"every": (50, 500, 1000, 2000, 5000), "power": (0.0, 1.0)},
+    "layer-sketch": {"strength": (0.5, 1.0, 2.0, 4.0, 8.0), "damping": (0.015, 0.05, 0.15)},
+    "sketchogd-pull": {"strength": tuple(2.0**i for i in range(12))},
+    "gpm": {"energy": (0.9, 0.95, 0.97, 0.99, 0.999)},
+    "ewc": {"strength": (0.1, 1.0, 10.0, 100.0, 1000.0, 3000.0)},
+    "si": {"strength": (0.01, 0.1, 1.0, 10.0, 100.0), "damping": (0.1, 1.0)},
+}
+"""The options that are tuned for each method, and the values that are tried, all with all."""
+
+
+def ridges(benchmarks: Names = None, methods: Names = None, seeds: int = 1) -> Preset:
+    """Settings to choose from, scored on a tenth of the training data that is held out."""
+    runs = []
+    for seed in range(seeds):
+        for benchmark in checked(benchmarks, seeds):
+            for name in methods or TUNED_OPTIONS:
+                if name not in TUNED_OPTIONS:
+                    raise ValueError(unknown("method with something to tune", name, TUNED_OPTIONS))
+                choices = tried(name, benchmark)
+                choices += anchored(benchmark).values() if name == "layer-sketch" else ()
+                choices += (
+                    [m for b in (True, False) for m in blocked(benchmark, b).values()] if name == "sketchogd" else []
+                )
+                runs += [held_out(benchmark, each, seed) for each in choices]
+    return Preset("ridges", "settings scored on held-out training data", distinct(runs))
+
+
+def held_out(benchmark: str, chosen: Method, seed: int = 0) -> RunConfig:
+    """A run that is scored on training data held out from it."""
+    return RunConfig(benchmark, chosen, training_for(benchmark), seed, "ridges", validation=VALIDATION)
+
+
+def tried(name: str, benchmark: str) -> list[Method]:
+    """A method with each of its `TUNED_OPTIONS`."""
+    options = TUNED_OPTIONS[name]
+    room = {"sketchogd": PAPER_BYTES, "sketchogd-pull": PULL_BYTES}.get(name, SMALL_BYTES)
+    budget = room[benchmark] if KINDS[name].sizes else None
+    fixed = block_options(benchmark, room[benchmark]) if name == "sketchogd-pull" else {}
+    choices: list[dict[str, Any]] = [dict(zip(options, values, strict=True)) for values in product(*options.values())]
+    if name == "sketchogd-pull":
+        weakest, strongest = PULL_STRENGTHS[benchmark]
+        choices = [each for each in choices if weakest <= each["strength"] <= strongest]
+    return [method(name, budget=budget, **fixed, **each) for each in choices]
+
+
+def blocked(benchmark: str, small: bool) -> dict[str, Method]:
+    """A gradient sketch for each of so many blocks, in the paper's budget beside one for all, or, `small`, in 80 MB."""
+    numbers: Sequence[int] = (2, 4, 8, 16, 32) if benchmark in BLOCKED else (4, 16)
+    if small:
+        numbers = (16, SMALL_BLOCKS) if benchmark in BLOCKED else ()
+    budget = SMALL_BUDGET if small else PAPER_BYTES[benchmark]
+    one = {} if small else {"1": method("sketchogd", budget=budget)}
+    return one | {str(n): method("sketchogd-blocks", budget=budget, blocks=n) for n in numbers}
+
+
+def anchored(benchmark: str) -> dict[str, Method]:
+    """A layer memory in a quarter of its usual bytes, by what is left of its anchor, where that fits."""
+    budget = SMALL_BYTES[benchmark] // 4
+    in_full, rounded, none = (method("layer-sketch", budget=budget, **options) for options in ANCHORS)
+    found = {"in full": in_full} if 4 * PARAMETERS[benchmark] < budget else {}
+    return found | {"one byte a weight": rounded, "none (inputs projected hard)": replace(none, every=1)}

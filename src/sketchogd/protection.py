@@ -1,0 +1,352 @@
+"""The front door: `protect` a model and its optimizer, and the `Protection` that this gives.
+
+The whole path of the data is here: batch → `memory.observe` (signals → sketches) → `memory.projector()` →
+`UpdateProjection` (optimizer hooks) → weights. With several processes (`distributed`) all of them call each method
+together, and the step from batch to sketches goes through a `Sharing`.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from . import storage
+from .errors import ProtectionError
+from .ledger import Held, Ledger
+from .memory import Memory
+from .model.batches import Output, batch_size, limited, map_tensors
+from .model.parameters import ProtectedParameters, local
+from .optimizer.hooks import UpdateProjection
+from .optimizer.reference import Copy
+from .projector import Projector
+from .storage import restore
+
+if TYPE_CHECKING:
+    from .distributed import Team
+
+
+_COPY = {False: "weights at the last projection (every > 1)", True: "weights that the memory pulls back to"}
+
+
+class Protection:
+    """A memory of what was learned, attached to an optimizer. Made by `protect`."""
+
+    def __init__(
+        self,
+        parameters: ProtectedParameters,
+        optimizer: Optimizer,
+        memory: Memory,
+        output: Output | None,
+        every: int,
+        reason: str | None = None,
+        team: "Team | None" = None,
+    ) -> None:
+        self.parameters = parameters
+        self.memory = memory
+        self._team = team
+        self._reason = reason
+        self._output = output
+        self._projector: Projector | None = None
+        self._stale = False
+        self._projection = UpdateProjection(parameters, self._current_projector, every)
+        self._projection.attach(optimizer)
+        try:
+            if team is not None:
+                team.require_fit(memory)
+            memory.bind(parameters, output)
+            if team is not None:
+                team.share(memory)
+        except BaseException:
+            self._projection.detach()
+            raise
+
+    # ---------------------------------------------------------------- remembering
+
+    def remember(self, batches: Iterable[Any], examples: int | None = None) -> None:
+        """Remember a task: observe its batches, end the task, refresh the projector.
+
+        `batches` is a loader, a list or a dataset that yields (inputs, targets), or mappings with "labels" (the rest
+        are keyword inputs), or inputs alone where no targets are needed. `examples` limits how many are taken, in the
+        order they come. With several processes, all call it, each with examples of its own, or with none; what a
+        DistributedSampler repeats is left out.
+        """
+        if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
+            batches = DataLoader(batches, batch_size=256)
+        if self._team is None:
+            for inputs, targets in limited(batches, examples):
+                self.observe(inputs, targets)
+        else:
+            self._observe_together(limited(batches, self._team.limit(batches, examples)))
+        self.memory.end_task()
+        self.refresh()
+
+    def observe(self, inputs: Any, targets: Any = None) -> None:
+        """Remember one batch without a task's end: all of it or, on an error, nothing.
+
+        The projector takes it into account from the next `refresh`, which the next optimizer step calls by itself
+        unless the memory has a separate basis. With several processes, all call it; `observe(None)` brings nothing.
+        """
+        if self._team is not None:
+            self._observe_together([] if inputs is None else [(inputs, targets)])
+            return
+        self.parameters.require_unchanged()
+        self.settle()
+        inputs, targets = self._placed(inputs, targets)
+        if batch_size(inputs) == 0:
+            return
+        self._outdate()
+        self.memory.observe(inputs, targets)
+
+    def _observe_together(self, batches: Iterable[tuple[Any, Any]]) -> None:
+        assert self._team is not None
+        self.parameters.require_unchanged()
+        self.settle()
+        self._outdate()
+        self._team.observe(self.memory, (self._placed(inputs, targets) for inputs, targets in batches))
+
+    def _placed(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        """A batch on the device of the parameters, checked."""
+        device = self.parameters.device
+        inputs, targets = (map_tensors(lambda t: t.to(device), value) for value in (inputs, targets))
+        b = batch_size(inputs)
+        if targets is not None and batch_size(targets) != b:
+            raise ValueError(f"{b} inputs came with {batch_size(targets)} targets; one target an example is needed")
+        return inputs, targets
+
+    def _outdate(self) -> None:
+        self._stale = True
+        if not self.memory.separate:
+            self._projector = None
+
+    def refresh(self) -> None:
+        """Compute the projector for everything observed so far."""
+        self.parameters.require_unchanged()
+        self.settle()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if self._team is not None:
+            self._team.complete(self.memory)
+        self._projector, self._stale = self.memory.projector(), False
+        self._projection.reset_meter()
+
+    def _current_projector(self) -> Projector | None:
+        if self._stale and self._projector is None:
+            self._refresh()
+        return self._projector
+
+    # ---------------------------------------------------------------- projecting
+
+    @property
+    def projector(self) -> Projector | None:
+        """The projector in use; None until something is remembered. `.basis`, or `.layers[name]`."""
+        return self._current_projector()
+
+    @property
+    def mode(self) -> str | None:
+        """How steps are projected: "gradient" or "update"; None before the first projected step."""
+        return self._projection.mode
+
+    @property
+    def leak(self) -> float:
+        """The largest ‖A v‖/‖v‖ seen in projected updates v since the last refresh, measured now and then.
+
+        For a hard projector what should be zero: about 1e-7. It is measured before an update is rounded into the
+        weights. For a soft projector it is the share that is let through, and is not small.
+        """
+        return self._projection.leak
+
+    def settle(self) -> None:
+        """Project the steps that wait for it (`every` > 1), so that the weights are fit to be used or stored."""
+        if self.parameters.split:
+            self.parameters.require_unchanged()
+        self._projection.settle()
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """`with protection.settled(): evaluate(model)`."""
+        self.settle()
+        yield
+
+    @contextmanager
+    def preview(self) -> Iterator[None]:
+        """`with protection.preview(): evaluate(model)`: what `settle` would leave, while training goes on without it.
+
+        Where steps are projected rarely, an evaluation between two projections then changes nothing.
+        """
+        if self.parameters.split:
+            self.parameters.require_unchanged()
+        with self._projection.preview():
+            yield
+
+    @property
+    def pending(self) -> int:
+        """How many steps wait for their projection; 0 unless `every` > 1."""
+        return self._projection.pending
+
+    @contextmanager
+    def joint(self, steps: int, more: bool = False) -> Iterator[None]:
+        """Project the joint displacement of `steps` steps that the block takes without the optimizer's hooks.
+
+        Replaying a CUDA graph does not call hooks: `with protection.joint(50):` around fifty replays protects them.
+        With `more=True` they wait for the next block, and are projected together with its steps.
+        """
+        self.parameters.require_unchanged()
+        with self._projection.joint(steps, more):
+            yield
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Protect the steps of another optimizer from now on, instead of the last one's."""
+        self.parameters.require_unchanged()
+        self.settle()
+        self._projection.attach(optimizer)
+
+    def detach(self) -> None:
+        """Settle, and leave no trace on the optimizer. What is remembered stays; `attach` goes on."""
+        self.settle()
+        self._projection.detach()
+
+    # ---------------------------------------------------------------- bytes and numbers
+
+    def ledger(self) -> Ledger:
+        """Every tensor kept between steps, with its bytes; with several processes, in this one."""
+        return Ledger.of(self.held())
+
+    def held(self) -> Iterator[Held]:
+        """What the ledger lists; a copy of the weights that will be needed is among it from the start."""
+        yield from self.memory.held()
+        reference = self._projection.reference
+        if reference is None and (self._projection.every > 1 or self.memory.anchored):
+            weights = [local(t.detach()) for t in self.parameters.tensors]
+            reference = [Copy.like(t, rounded=True) if self.memory.rounded else Copy(t) for t in weights]
+        for name, copy in zip(self.parameters.names, reference or (), strict=False):
+            for suffix, part in copy.parts():
+                yield Held(f"reference.{name}{suffix}", _COPY[self.memory.anchored], part)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """What is known about the protection, as plain numbers: examples, steps, leak, bytes, spectra.
+
+        `reason`: why a budget picked this memory; None where the memory was given or loaded.
+        `displacement`: at most how far the projected steps have moved the weights since the last refresh, Σ ‖v‖.
+        `forgetting_estimate`: displacement · `memory.sensitivity()`, to first order an upper bound of the rms change of
+        a remembered output since then. For a model that is linear in its weights it is a bound; for others gradients
+        change on the way, which it does not see, and a small estimate is no promise (docs/theory.md). None where the
+        memory has no such number, or has observed what its projector does not know yet. Steps that wait for their
+        projection are not counted.
+        """
+        self._current_projector()
+        sensitivity = None if self._stale else self.memory.sensitivity()
+        return {
+            "reason": self._reason,
+            "parameters": self.parameters.p,
+            "examples": self.memory.examples,
+            "steps": self._projection.steps,
+            "every": self._projection.every,
+            "mode": self.mode,
+            "leak": self.leak,
+            "displacement": self._projection.displacement,
+            "forgetting_estimate": None if sensitivity is None else self._projection.displacement * sensitivity,
+            "nbytes": self.ledger().nbytes,
+            **self.memory.diagnostics(),
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"<Protection of {self.parameters.p:,} parameters: {self.memory!r}, "
+            f"{self.memory.examples:,} examples, {self.memory.nbytes:,} bytes>"
+        )
+
+    # ---------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"meta": plain data, "tensors": {name: tensor}} with tensors of its own; settles first.
+
+        With several processes it is in a form for torch.distributed.checkpoint, split tensors being DTensors.
+        """
+        meta, tensors = self._state()
+        if self._team is not None:
+            meta, tensors = self._team.to_checkpoint(self.memory, meta, tensors)
+        return {"meta": meta, "tensors": {name: t.detach().clone() for name, t in tensors.items()}}
+
+    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        self.settle()
+        if self._team is not None:
+            self._team.complete(self.memory)
+        if self._stale and self.memory.separate:
+            self._refresh()  # a separate basis is not stored; whoever loads this computes the same one
+        state = self.memory.state_dict()
+        flags = {"stale": self._stale, "remembered": self._projector is not None}
+        meta = {"format": storage.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
+        anchor = self._projection.reference if self.memory.anchored else None
+        copies = zip(self.parameters.names, anchor or (), strict=False)
+        parts = {restore.ANCHOR + name + suffix: part for name, copy in copies for suffix, part in copy.parts()}
+        return meta, {**state["tensors"], **parts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict` on a model with the same parameter names and shapes; all or nothing."""
+        self._load(state["meta"], state["tensors"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the memory to one safetensors file, atomically. The weights are yours to save; they are settled.
+
+        With several processes, all call it and process 0 writes, with split tensors gathered in its main memory.
+        """
+        meta, tensors = self._state()
+        if self._team is None:
+            storage.write(path, meta, tensors)
+        else:
+            self._team.save(path, meta, tensors)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replace what is remembered by the contents of a file that `save` wrote; all or nothing."""
+        self._load(*(storage.read(path) if self._team is None else self._team.read(path)))
+
+    def merge(self, other: "Protection | str | os.PathLike[str]") -> None:
+        """Also protect what another protection of the same model, or a file of one, remembers; all or nothing.
+
+        Raises ValueError, with the reason, for memories that were not made to be merged: sketches 2 and 3 need the same
+        settings and seed, sketch 1 another seed.
+        """
+        self.parameters.require_unchanged()
+        self.settle()
+        if self._team is not None:
+            self._team.complete(self.memory)
+        if isinstance(other, Protection):
+            other._state()  # settles, and completes what several processes share
+            memory = other.memory
+        else:
+            meta, tensors = self._own(*(storage.read(other) if self._team is None else self._team.read(other)))
+            memory, _ = restore.contents(meta, tensors, self.parameters, self._output)
+        self.memory.merge(memory)
+        self._outdate()
+        self.refresh()
+
+    def _load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.parameters.require_unchanged()
+        self.settle()
+        meta, tensors = self._own(meta, tensors)
+        loaded, anchor = restore.contents(meta, tensors, self.parameters, self._output)
+        if self._team is not None:
+            self._team.share(loaded)
+        self.memory, self._reason = loaded, None
+        self._projector, self._stale = None, bool(meta["stale"])
+        if meta["remembered"]:
+            self._refresh()
+        if anchor:
+            self._projection.reference = anchor
+
+    def _own(
+        self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+        """The part of a state that belongs into this process."""
+        return (meta, tensors) if self._team is None else self._team.from_checkpoint(meta, tensors)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ProtectionError(
+            "a Protection belongs to its model and optimizer and cannot be copied or pickled; use state_dict() or "
+            "save(), and load into the protection of the copied model"
+        )

@@ -1,0 +1,223 @@
+"""Random test matrices Ω (d, k), made from a seed and applied without being stored.
+
+A sketch needs G Ω for rows G (b, d). `SparseSign` sends coordinate i to ζ of the k columns with signs that are an
+integer hash of (seed, i): nothing is kept, the product costs one pass over G, and CPU and GPU agree on every entry.
+`Gaussian` is the paper's; it is regenerated block by block, or stored where the paper's accounting is wanted.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..seeds import derive_seed, hash32, normal
+from .columns import Columns, Whole
+
+BLOCK = 1 << 12
+"""Coordinates a block; part of the definition of `Gaussian`, whose blocks have a seed each."""
+
+APPLY_BYTES = 4 << 20
+"""About the bytes of one block of rows that `SparseSign` works on."""
+
+GPU_APPLY_BYTES = 512 << 20
+"""The same on a GPU, whose time would otherwise be spent on starting kernels."""
+
+
+class TestMatrix(ABC):
+    """Ω (d, k): settings first, then `bind` fixes the size and the seed, then `apply` multiplies."""
+
+    __test__ = False  # the name is the method's, not pytest's
+
+    d: int
+    k: int
+    seed: int
+    columns: Columns
+    """The coordinates of the rows that `apply` gets; for some of them only, it gives their part of the product."""
+
+    def bind(
+        self, d: int, k: int, seed: int, dtype: torch.dtype, device: torch.device, columns: Columns | None = None
+    ) -> "TestMatrix":
+        """A copy of these settings for Ω (d, k) drawn from `seed`."""
+        bound = type(self)(**self.settings())
+        bound.d, bound.k, bound.seed, bound.columns = d, k, seed, columns or Whole(d)
+        bound._prepare(dtype, device)
+        return bound
+
+    def move_(self, device: torch.device | str) -> None:
+        """Bring what is stored to another device."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                vars(self)[name] = value.to(device)
+
+    def whole(self, dtype: torch.dtype, device: torch.device) -> "TestMatrix":
+        """The same Ω for rows with all d coordinates, not stored."""
+        if self.columns.width == self.d:
+            return self
+        choice = type(self)(**{key: value for key, value in self.settings().items() if key != "stored"})
+        return choice.bind(self.d, self.k, self.seed, dtype, device)
+
+    @abstractmethod
+    def settings(self) -> dict[str, bool | int]:
+        """The keyword arguments that make an equal object."""
+
+    @abstractmethod
+    def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows (b, d) times Ω → (b, k), computed in `dtype` (default: the rows' own)."""
+
+    @abstractmethod
+    def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Ω (d, k) itself, for products whose rows never stand side by side as a matrix."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is kept in memory: nothing, unless the matrix is stored."""
+        return {}
+
+    @abstractmethod
+    def cost(self, d: int, k: int, itemsize: int) -> int:
+        """Bytes a bound matrix keeps."""
+
+    @abstractmethod
+    def _prepare(self, dtype: torch.dtype, device: torch.device) -> None: ...
+
+
+@dataclass
+class SparseSign(TestMatrix):
+    """Each coordinate goes to ζ random columns with random signs, divided by √ζ.
+
+    Columns of one coordinate may coincide; their entries then add. E[Ω Ωᵀ] = I.
+
+    >>> omega = SparseSign().bind(6, 4, seed=1, dtype=torch.float32, device=torch.device("cpu"))
+    >>> omega.apply(torch.eye(6)).shape, omega.tensors()
+    (torch.Size([6, 4]), {})
+    """
+
+    zeta: int = 2
+
+    def settings(self) -> dict[str, bool | int]:
+        """See `TestMatrix`."""
+        return {"zeta": self.zeta}
+
+    def cost(self, d: int, k: int, itemsize: int) -> int:
+        """Nothing is kept."""
+        return 0
+
+    def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
+        if self.zeta < 1:
+            raise ValueError(f"zeta is the number of columns a coordinate goes to, at least 1; got {self.zeta}")
+
+    def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows (b, d) times Ω → (b, k), in one pass over the rows for each of the ζ entries."""
+        dtype = dtype or rows.dtype
+        b = len(rows)
+        out = torch.zeros(b, self.k, dtype=dtype, device=rows.device)
+        width = max(256, (GPU_APPLY_BYTES if rows.is_cuda else APPLY_BYTES) // (max(1, b) * dtype.itemsize))
+        for here, there in self.columns.blocks(width):
+            X = rows[:, here].to(dtype)
+            coordinate = torch.arange(there.start, there.stop, device=rows.device)
+            for column, sign in self._entries(coordinate, dtype):
+                out.scatter_add_(1, column.expand(b, -1), X * sign)
+        return out.mul_(self.zeta**-0.5)
+
+    def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See `TestMatrix`."""
+        out = torch.zeros(self.d, self.k, dtype=dtype, device=device)
+        for column, sign in self._entries(torch.arange(self.d, device=device), dtype):
+            out.scatter_add_(1, column[:, None], sign[:, None])
+        return out.mul_(self.zeta**-0.5)
+
+    def _entries(self, coordinate: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+        """ζ times the column of each coordinate and its sign."""
+        for j in range(self.zeta):
+            h = hash32(coordinate, derive_seed(self.seed, "column", j))
+            yield ((h >> 1) * self.k) >> 31, ((h & 1) * 2 - 1).to(dtype)
+
+
+@dataclass
+class Gaussian(TestMatrix):
+    """Independent standard normal entries, as in the paper; `stored=True` keeps them and counts their bytes."""
+
+    stored: bool = False
+    _matrix: Tensor | None = field(default=None, init=False, repr=False)
+
+    def settings(self) -> dict[str, bool | int]:
+        """See `TestMatrix`."""
+        return {"stored": self.stored}
+
+    def cost(self, d: int, k: int, itemsize: int) -> int:
+        """d k numbers where the matrix is stored."""
+        return d * k * itemsize if self.stored else 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The stored matrix as (k, d) rows."""
+        return {} if self._matrix is None else {"matrix": self._matrix}
+
+    def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
+        if self.stored:
+            self._matrix = torch.empty(self.k, self.columns.width, dtype=dtype, device=device)
+            for here, there in self.columns.blocks(BLOCK):
+                self._matrix[:, here] = self._block(there, dtype, device)
+
+    def _block(self, part: slice, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Columns of Ωᵀ that lie in one block, whose seed is that of its start."""
+        start = part.start - part.start % BLOCK
+        width = min(BLOCK, self.d - start)
+        whole = normal((self.k, width), derive_seed(self.seed, "block", start), dtype, device)
+        return whole[:, part.start - start : part.stop - start]
+
+    def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows (b, d) times Ω → (b, k)."""
+        dtype = dtype or rows.dtype
+        if self._matrix is not None and dtype == self._matrix.dtype:
+            return rows.to(dtype) @ self._matrix.T
+        out = torch.zeros(len(rows), self.k, dtype=dtype, device=rows.device)
+        for here, there in self.columns.blocks(BLOCK):
+            out.addmm_(rows[:, here].to(dtype), self._block(there, dtype, rows.device).T)
+        return out
+
+    def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See `TestMatrix`."""
+        starts = range(0, self.d, BLOCK)
+        return torch.cat([self._block(slice(i, min(i + BLOCK, self.d)), dtype, device).T for i in starts])
+
+
+@dataclass
+class Identity(TestMatrix):
+    """Ω = I, used where the rank reaches d: the sketch is then the second moment itself."""
+
+    def settings(self) -> dict[str, bool | int]:
+        """See `TestMatrix`."""
+        return {}
+
+    def cost(self, d: int, k: int, itemsize: int) -> int:
+        """Nothing is kept."""
+        return 0
+
+    def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
+        if self.k != self.d:
+            raise ValueError(f"the identity is square; got ({self.d}, {self.k})")
+
+    def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The rows themselves, with zeros for coordinates that are not in them."""
+        if self.columns.width == self.d:
+            return rows.to(dtype or rows.dtype)
+        out = torch.zeros(len(rows), self.k, dtype=dtype or rows.dtype, device=rows.device)
+        for here, there in self.columns.blocks(self.d):
+            out[:, there] = rows[:, here].to(out.dtype)
+        return out
+
+    def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See `TestMatrix`."""
+        return torch.eye(self.d, dtype=dtype, device=device)
+
+
+def named_test_matrix(choice: str | TestMatrix) -> TestMatrix:
+    """The settings object behind a name: "sparse" or "gaussian"; an object is itself."""
+    if isinstance(choice, TestMatrix):
+        return choice
+    if choice == "sparse":
+        return SparseSign()
+    if choice == "gaussian":
+        return Gaussian()
+    raise ValueError(f'test_matrix is "sparse", "gaussian", SparseSign(...) or Gaussian(...); got {choice!r}')
