@@ -80,13 +80,13 @@ def test_a_small_budget_rounds_the_anchor(every):
     """In full it would take more than half; rounded a byte a weight, and four for each of 210 rows and 3 biases."""
     parameters = ProtectedParameters(mlp())
     whole, small = (memory_for(nbytes, parameters, every, 0) for nbytes in (908_880, 908_879))
-    assert (whole.memory.anchor_dtype, small.memory.anchor_dtype) == (None, "int8")
+    assert (whole.memory.rule.anchor_dtype, small.memory.rule.anchor_dtype) == (None, "int8")
     assert "one byte" in small.reason
     assert "one byte" not in whole.reason
     anchor = 113_610 + 4 * (210 + 3)
     for nbytes in (908_879, 300_000, 2 * anchor):
         memory = memory_for(nbytes, parameters, every, 0).memory
-        assert (memory.anchor_dtype, memory.strength, memory.outputs) == ("int8", so.LayerSketch(1).strength, True)
+        assert (memory.rule, memory.outputs) == (so.Pull(anchor_dtype="int8"), True)
         cost = memory.cost(parameters) + anchor
         assert cost <= nbytes < so.LayerSketch(memory.rank + 1).cost(parameters) + anchor
         optimizer = torch.optim.SGD(parameters.model.parameters(), lr=0.1)
@@ -98,11 +98,11 @@ def test_a_small_budget_rounds_the_anchor(every):
 def test_where_no_anchor_fits_inputs_are_projected_hard():
     parameters = ProtectedParameters(mlp())
     choice = memory_for(200_000, parameters, 1, 0)
-    assert (choice.memory.ridge, choice.memory.energy, choice.memory.outputs) == (0.0, 0.95, False)
+    assert (choice.memory.rule, choice.memory.outputs) == (so.Shrink(0.0, energy=0.95), False)
     assert choice.memory.cost(parameters) <= 200_000
     assert "Inputs only" in choice.reason
     # steps that are projected together need a copy, of which the rounded one is the smallest
-    assert memory_for(200_000, parameters, 50, 0).memory.anchor_dtype == "int8"
+    assert memory_for(200_000, parameters, 50, 0).memory.rule.anchor_dtype == "int8"
     with pytest.raises(ValueError, match=r"takes ([\d,]+) bytes, [\d,]+ of them for a copy of the weights") as caught:
         memory_for(120_000, parameters, 50, 0)
     needed = int(str(caught.value).split("takes ")[1].split(" bytes")[0].replace(",", ""))
@@ -114,7 +114,7 @@ def test_a_memory_that_fits_without_an_anchor_is_not_refused():
     parameters = ProtectedParameters(nn.Linear(6, 2))
     needed = {kind: so.LayerSketch(4, **ANCHORS[kind]).cost(parameters) for kind in (0, 2)}
     assert needed[2] + 2 < needed[0] + 14 + 4 * 3  # even beside a rounded anchor
-    assert memory_for(needed[2], parameters, 1, 0).memory.ridge == 0.0
+    assert memory_for(needed[2], parameters, 1, 0).memory.rule == so.Shrink(0.0, energy=0.95)
     with pytest.raises(ValueError, match="too small"):
         memory_for(needed[2] - 1, parameters, 1, 0)
 

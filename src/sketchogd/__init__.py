@@ -5,19 +5,32 @@ import sketchogd as so
 protection = so.protect(model, optimizer, budget="2MB")
 ...                               # train as ever; every step of the optimizer is projected
 protection.remember(task)         # after each task
+
+Data passes the folders in this order: `model` (what is read off a network), `sketch` (fixed-size summaries of rows, on
+`linalg`), `memory` (which rows go into which sketches), `projector` (what training applies to an update), `optimizer`
+(applying it), `storage` (files). `distributed` is for several processes, `theory` for the analysis. Beside the library
+are `lab` (data, streams, methods, runs, records, pages), `paper` (SketchOGD's publication) and `cli`.
 """
 
-import importlib
-from types import ModuleType
-
-from . import theory
+from . import distributed, theory
 from .errors import NonFiniteError, ProtectionError, ProtectionWarning, StorageError
 from .ledger import Ledger
-from .memory import GradientMemory, LayerSketch, Memory
+from .memory import GradientMemory, LayerMemory, LayerSketch, Memory
 from .model.batches import every_logit, log_likelihood, true_logit
 from .model.gradients import per_example_gradients
 from .model.parameters import ProtectedParameters, excluding
 from .model.sensitivities import layer_signals
+from .projector import (
+    BasisProjector,
+    BlocksProjector,
+    LayerProjector,
+    LayersProjector,
+    Project,
+    Projector,
+    Pull,
+    Rule,
+    Shrink,
+)
 from .protect import protect
 from .protection import Protection
 from .sketch import (
@@ -38,27 +51,38 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AllRows",
+    "BasisProjector",
+    "BlocksProjector",
     "FrequentDirections",
     "Gaussian",
     "GradientMemory",
     "GradientSketch",
     "IncrementalPCA",
+    "LayerMemory",
+    "LayerProjector",
     "LayerSketch",
+    "LayersProjector",
     "Ledger",
     "Memory",
     "NonFiniteError",
     "PCARows",
     "ProductSketch",
+    "Project",
+    "Projector",
     "ProtectedParameters",
     "Protection",
     "ProtectionError",
     "ProtectionWarning",
+    "Pull",
     "RandomRows",
+    "Rule",
     "SecondMoment",
+    "Shrink",
     "Sketch",
     "SparseSign",
     "StorageError",
     "SymmetricSketch",
+    "distributed",
     "every_logit",
     "excluding",
     "layer_signals",
@@ -68,10 +92,3 @@ __all__ = [
     "theory",
     "true_logit",
 ]
-
-
-def __getattr__(name: str) -> ModuleType:
-    """`so.distributed`, imported when it is first asked for: it takes a while, and one process does not need it."""
-    if name == "distributed":
-        return importlib.import_module(".distributed", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,13 +1,14 @@
-"""Bytes: from a budget to a memory that fits, and the ledger of everything that a protection keeps."""
+"""From a number of bytes to a memory that fits."""
 
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .memory import GradientMemory, LayerSketch, Memory
+from .memory import GradientMemory, LayerMemory, Memory
 from .model.layers import find_layers
 from .model.parameters import ProtectedParameters, local
-from .optimizer.reference import copies_nbytes
+from .optimizer.reference import FULL, copies_nbytes
+from .projector import Anchor
 from .sketch import ProductSketch
 from .sketch.base import largest_rank
 from .sketch.columns import Whole
@@ -45,17 +46,17 @@ ANCHORS: tuple[dict[str, Any], ...] = (
     {"anchor_dtype": "int8"},
     {"ridge": 0.0, "energy": 0.95, "outputs": False},
 )
-"""Settings of a layer memory by its anchor: in full, in one byte a weight, or none (inputs only, projected hard)."""
+"""Settings of a layer memory by its anchor: in full, in one byte per weight, or none (inputs only, projected hard)."""
 
 _ABOUT = (
     "",
-    " Its anchor has one byte a weight: in full it would leave too little for the sketches.",
-    " Inputs only, projected hard: an anchor of one byte a weight would leave too little for the sketches.",
+    " Its anchor has one byte per weight: in full it would leave too little for the sketches.",
+    " Inputs only, projected hard: an anchor of one byte per weight would leave too little for the sketches.",
 )
 
 
 def anchor_for(nbytes: int, copies: Sequence[int]) -> int:
-    """Which of `ANCHORS` is for a budget, `copies` being what each takes: the first that leaves half of the bytes.
+    """Which of `ANCHORS` a budget allows: the first whose copy of the weights leaves half of the bytes.
 
     >>> [anchor_for(nbytes, (400, 100, 0)) for nbytes in (800, 799, 200, 199)]
     [0, 1, 1, 2]
@@ -64,17 +65,25 @@ def anchor_for(nbytes: int, copies: Sequence[int]) -> int:
 
 
 def memory_for(budget: str | int, parameters: ProtectedParameters, every: int, seed: int) -> Choice:
-    """The memory that makes the most of a budget, the copy of the weights counted where one is kept.
+    """The memory that makes the most of a budget, in which a copy of the weights is counted where one is kept.
 
     A layer memory where at least half of the parameters belong to layers (it needs the fewest bytes), otherwise the
     sketch of the gradients that `theory.recommend` names for `theory.typical_spectrum`, there being no gradients yet.
-    Raises ValueError that says how many bytes are needed.
+
+    Args:
+        budget: bytes, or a text such as "2MB".
+        parameters: the protected parameters.
+        every: optimizer steps between two projections; more than one needs a copy of the weights.
+        seed: for the memory.
+
+    Raises:
+        ValueError: the budget is too small; the message says how many bytes are needed.
     """
     nbytes = parse_bytes(budget)
     layers = find_layers(parameters) if isinstance(parameters.columns, Whole) else []  # only gradients are split
     in_layers = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in layers)
     tensors = [local(t) for t in parameters.tensors]
-    full, rounded = (int(parameters.columns.largest(copies_nbytes(tensors, r))) for r in (False, True))
+    full, rounded = (int(parameters.columns.largest(copies_nbytes(tensors, a))) for a in (FULL, Anchor("int8")))
     copies = (full, rounded, full if every > 1 else 0)
     if 2 * in_layers < parameters.p:
         rank = _rank(nbytes, parameters, lambda k: GradientMemory(ProductSketch(k)), copies[2], parameters.p)
@@ -88,8 +97,8 @@ def memory_for(budget: str | int, parameters: ProtectedParameters, every: int, s
     widths = [layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers]
     anchor = anchor_for(nbytes, copies)
 
-    def memory(rank: int) -> LayerSketch:
-        return LayerSketch(rank, **ANCHORS[anchor], seed=seed)
+    def memory(rank: int) -> LayerMemory:
+        return LayerMemory(rank, **ANCHORS[anchor], seed=seed)
 
     # Sketches of the smallest rank may still be too large beside this anchor; the last kind is the smallest of all.
     last = 1 if every > 1 else 2

@@ -6,6 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .budget import memory_for
+from .distributed.team import Alone, Team
 from .memory import GradientMemory, Memory
 from .model.batches import Output
 from .model.parameters import ProtectedParameters, Selection
@@ -31,15 +32,21 @@ def protect(
 ) -> "Protection":
     """Protect what a model has learned: from now on every step of the optimizer spares what was remembered.
 
-    Exactly one of `budget` ("2MB", or bytes: the best memory that fits, all bytes counted) and `memory` (a
-    `LayerSketch`, a `GradientMemory`, or a sketch, which means a gradient memory). `parameters` selects what is
-    protected, by default all that require gradients. `output` is the scalar of an example that must not change: by
-    default the true logit for gradient memories and every logit for layer memories. `every=m` projects the joint
-    displacement of m steps. `seed` is for the memory that a budget picks.
+    With several processes (docs/distributed.md), each remembers its own examples and all get the same protection.
 
-    With several processes (docs/distributed.md), each remembers its own examples and all get the same protection. The
-    process group is that of a DDP or FSDP2 model; give `group` for models that are neither. `shard=True` splits a
-    gradient sketch over the processes, each keeping p / R of its columns; a budget is then that of one process.
+    Args:
+        model: the model; it may be wrapped by DDP, FSDP2 or torch.compile.
+        optimizer: any torch optimizer that holds the parameters to protect.
+        budget: "2MB", or bytes: the best memory that fits, all bytes counted.
+        memory: in place of a budget a `LayerMemory`, a `GradientMemory`, or a sketch, which means a gradient memory.
+        parameters: what is protected, by default all parameters that require gradients.
+        output: the scalar of an example that must not change; by default the true logit for gradient memories and
+            every logit for layer memories.
+        every: project the joint displacement of so many steps.
+        seed: for the memory that a budget picks.
+        group: the process group, for models that are neither DDP nor FSDP2.
+        shard: split a gradient sketch over the processes, each keeping p / R of its columns; a budget is then that of
+            one process.
 
     >>> import torch, sketchogd as so
     >>> model = nn.Linear(4, 2)
@@ -49,25 +56,30 @@ def protect(
     16
     """
     if (budget is None) == (memory is None):
-        raise ValueError('give exactly one of budget= (such as "2MB") and memory= (such as so.LayerSketch(rank=200))')
+        raise ValueError('give exactly one of budget= (such as "2MB") and memory= (such as so.LayerMemory(rank=200))')
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every is the number of steps between projections, at least 1; got {every!r}")
     inner, group = _unwrapped(model, group)
     chosen = ProtectedParameters(inner, parameters)
-    team = None
-    if group is not None or shard or chosen.split:
-        from .distributed.team import Team as Processes
-
-        team = Processes(chosen, group, shard)
+    team = _team(chosen, group, shard)
+    reason = None
     if memory is None:
         assert budget is not None
         memory, reason = memory_for(budget, chosen, every, seed)
-        return Protection(chosen, optimizer, memory, output, every, reason, team)
-    if isinstance(memory, Sketch):
+    elif isinstance(memory, Sketch):
         memory = GradientMemory(memory)
     elif not isinstance(memory, Memory):
-        raise TypeError(f"memory is a sketch or a memory such as so.LayerSketch(rank=200); got {memory!r}")
-    return Protection(chosen, optimizer, memory, output, every, team=team)
+        raise TypeError(f"memory is a sketch or a memory such as so.LayerMemory(rank=200); got {memory!r}")
+    return Protection(chosen, optimizer, memory, team, output, every, reason)
+
+
+def _team(parameters: ProtectedParameters, group: "ProcessGroup | None", shard: bool) -> Team:
+    """This process alone, or the processes of a group."""
+    if group is None and not shard and not parameters.split:
+        return Alone()
+    from .distributed.processes import Processes  # imports DTensor, which takes a second
+
+    return Processes(parameters, group, shard)
 
 
 def _unwrapped(model: nn.Module, group: "ProcessGroup | None") -> tuple[nn.Module, "ProcessGroup | None"]:

@@ -1,49 +1,53 @@
-"""The front door: `protect` a model and its optimizer, and the `Protection` that this gives.
+"""`Protection`, the object that users hold: a memory of what was learned, attached to an optimizer.
 
-The whole path of the data is here: batch → `memory.observe` (signals → sketches) → `memory.projector()` →
-`UpdateProjection` (optimizer hooks) → weights. With several processes (`distributed`) all of them call each method
-together, and the step from batch to sketches goes through a `Sharing`.
+The whole path of the data is here: batch → `memory.observe` (model → sketches) → `memory.projector()` →
+`UpdateProjection` (optimizer hooks) → weights. With several processes all of them call each method together, and the
+step from batches to the memory goes through a `Team`.
 """
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from . import storage
+from .distributed.team import Batch, Team
 from .errors import ProtectionError
 from .ledger import Held, Ledger
 from .memory import Memory
 from .model.batches import Output, batch_size, limited, map_tensors
 from .model.parameters import ProtectedParameters, local
 from .optimizer.hooks import UpdateProjection
-from .optimizer.reference import Copy
-from .projector import Projector
-from .storage import restore
-
-if TYPE_CHECKING:
-    from .distributed import Team
-
-
-_COPY = {False: "weights at the last projection (every > 1)", True: "weights that the memory pulls back to"}
+from .optimizer.reference import FULL, Copy
+from .projector.base import Projector
+from .storage import file, restore
 
 
 class Protection:
-    """A memory of what was learned, attached to an optimizer. Made by `protect`."""
+    """A memory of what was learned, attached to an optimizer. Made by `protect`.
+
+    Args:
+        parameters: what is protected.
+        optimizer: whose steps are projected.
+        memory: an unbound memory.
+        team: the processes that share the memory.
+        output: the scalar of an example that is remembered, None for the memory's own default.
+        every: optimizer steps between two projections.
+        reason: why a budget picked this memory.
+    """
 
     def __init__(
         self,
         parameters: ProtectedParameters,
         optimizer: Optimizer,
         memory: Memory,
+        team: Team,
         output: Output | None,
         every: int,
         reason: str | None = None,
-        team: "Team | None" = None,
     ) -> None:
         self.parameters = parameters
         self.memory = memory
@@ -55,11 +59,9 @@ class Protection:
         self._projection = UpdateProjection(parameters, self._current_projector, every)
         self._projection.attach(optimizer)
         try:
-            if team is not None:
-                team.require_fit(memory)
+            team.require_fit(memory)
             memory.bind(parameters, output)
-            if team is not None:
-                team.share(memory)
+            team.share(memory)
         except BaseException:
             self._projection.detach()
             raise
@@ -76,37 +78,24 @@ class Protection:
         """
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
             batches = DataLoader(batches, batch_size=256)
-        if self._team is None:
-            for inputs, targets in limited(batches, examples):
-                self.observe(inputs, targets)
-        else:
-            self._observe_together(limited(batches, self._team.limit(batches, examples)))
+        self._observe(limited(batches, self._team.limit(batches, examples)))
         self.memory.end_task()
         self.refresh()
 
     def observe(self, inputs: Any, targets: Any = None) -> None:
-        """Remember one batch without a task's end: all of it or, on an error, nothing.
+        """Remember one batch without ending a task: all of it or, on an error, nothing.
 
         The projector takes it into account from the next `refresh`, which the next optimizer step calls by itself
-        unless the memory has a separate basis. With several processes, all call it; `observe(None)` brings nothing.
+        unless the projector has a basis of its own. With several processes, all call it; `observe(None)` brings
+        nothing.
         """
-        if self._team is not None:
-            self._observe_together([] if inputs is None else [(inputs, targets)])
-            return
-        self.parameters.require_unchanged()
-        self.settle()
-        inputs, targets = self._placed(inputs, targets)
-        if batch_size(inputs) == 0:
-            return
-        self._outdate()
-        self.memory.observe(inputs, targets)
+        self._observe([] if inputs is None else [(inputs, targets)])
 
-    def _observe_together(self, batches: Iterable[tuple[Any, Any]]) -> None:
-        assert self._team is not None
+    def _observe(self, batches: Iterable[Batch]) -> None:
         self.parameters.require_unchanged()
         self.settle()
-        self._outdate()
-        self._team.observe(self.memory, (self._placed(inputs, targets) for inputs, targets in batches))
+        placed = (self._placed(inputs, targets) for inputs, targets in batches)
+        self._team.observe(self.memory, placed, self._outdate)
 
     def _placed(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """A batch on the device of the parameters, checked."""
@@ -119,7 +108,7 @@ class Protection:
 
     def _outdate(self) -> None:
         self._stale = True
-        if not self.memory.separate:
+        if not self.memory.lasting:
             self._projector = None
 
     def refresh(self) -> None:
@@ -129,10 +118,9 @@ class Protection:
         self._refresh()
 
     def _refresh(self) -> None:
-        if self._team is not None:
-            self._team.complete(self.memory)
+        self._team.complete(self.memory)
         self._projector, self._stale = self.memory.projector(), False
-        self._projection.reset_meter()
+        self._projection.reset()
 
     def _current_projector(self) -> Projector | None:
         if self._stale and self._projector is None:
@@ -153,12 +141,12 @@ class Protection:
 
     @property
     def leak(self) -> float:
-        """The largest ‖A v‖/‖v‖ seen in projected updates v since the last refresh, measured now and then.
+        """The largest ‖A v‖/‖v‖ measured in projected updates v since the last refresh.
 
-        For a hard projector what should be zero: about 1e-7. It is measured before an update is rounded into the
-        weights. For a soft projector it is the share that is let through, and is not small.
+        For a hard projector it should be zero and is about 1e-7, measured before an update is rounded into the weights.
+        For a soft projector it is the share that is let through, and is not small.
         """
-        return self._projection.leak
+        return self._projection.meter.leak
 
     def settle(self) -> None:
         """Project the steps that wait for it (`every` > 1), so that the weights are fit to be used or stored."""
@@ -219,13 +207,15 @@ class Protection:
     def held(self) -> Iterator[Held]:
         """What the ledger lists; a copy of the weights that will be needed is among it from the start."""
         yield from self.memory.held()
-        reference = self._projection.reference
-        if reference is None and (self._projection.every > 1 or self.memory.anchored):
+        reference, anchor = self._projection.reference, self.memory.rule.anchor
+        if reference is None and (self._projection.every > 1 or anchor is not None):
             weights = [local(t.detach()) for t in self.parameters.tensors]
-            reference = [Copy.like(t, rounded=True) if self.memory.rounded else Copy(t) for t in weights]
+            # Room of full size is not allocated only to be counted: the weights themselves stand for it.
+            reference = [Copy(t) if (anchor or FULL) == FULL else Copy.like(t, anchor or FULL) for t in weights]
+        purpose = "weights that the memory pulls back to" if anchor else "weights at the last projection (every > 1)"
         for name, copy in zip(self.parameters.names, reference or (), strict=False):
             for suffix, part in copy.parts():
-                yield Held(f"reference.{name}{suffix}", _COPY[self.memory.anchored], part)
+                yield Held(f"reference.{name}{suffix}", purpose, part)
 
     def diagnostics(self) -> dict[str, Any]:
         """What is known about the protection, as plain numbers: examples, steps, leak, bytes, spectra.
@@ -267,21 +257,18 @@ class Protection:
 
         With several processes it is in a form for torch.distributed.checkpoint, split tensors being DTensors.
         """
-        meta, tensors = self._state()
-        if self._team is not None:
-            meta, tensors = self._team.to_checkpoint(self.memory, meta, tensors)
+        meta, tensors = self._team.to_checkpoint(self.memory, *self._state())
         return {"meta": meta, "tensors": {name: t.detach().clone() for name, t in tensors.items()}}
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         self.settle()
-        if self._team is not None:
-            self._team.complete(self.memory)
-        if self._stale and self.memory.separate:
-            self._refresh()  # a separate basis is not stored; whoever loads this computes the same one
+        self._team.complete(self.memory)
+        if self._stale and self.memory.lasting:
+            self._refresh()  # a basis of its own is not stored; loading computes the same one
         state = self.memory.state_dict()
         flags = {"stale": self._stale, "remembered": self._projector is not None}
-        meta = {"format": storage.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
-        anchor = self._projection.reference if self.memory.anchored else None
+        meta = {"format": file.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
+        anchor = self._projection.reference if self.memory.rule.anchor is not None else None
         copies = zip(self.parameters.names, anchor or (), strict=False)
         parts = {restore.ANCHOR + name + suffix: part for name, copy in copies for suffix, part in copy.parts()}
         return meta, {**state["tensors"], **parts}
@@ -296,14 +283,11 @@ class Protection:
         With several processes, all call it and process 0 writes, with split tensors gathered in its main memory.
         """
         meta, tensors = self._state()
-        if self._team is None:
-            storage.write(path, meta, tensors)
-        else:
-            self._team.save(path, meta, tensors)
+        self._team.save(path, meta, tensors)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replace what is remembered by the contents of a file that `save` wrote; all or nothing."""
-        self._load(*(storage.read(path) if self._team is None else self._team.read(path)))
+        self._load(*self._team.read(path))
 
     def merge(self, other: "Protection | str | os.PathLike[str]") -> None:
         """Also protect what another protection of the same model, or a file of one, remembers; all or nothing.
@@ -313,13 +297,12 @@ class Protection:
         """
         self.parameters.require_unchanged()
         self.settle()
-        if self._team is not None:
-            self._team.complete(self.memory)
+        self._team.complete(self.memory)
         if isinstance(other, Protection):
             other._state()  # settles, and completes what several processes share
             memory = other.memory
         else:
-            meta, tensors = self._own(*(storage.read(other) if self._team is None else self._team.read(other)))
+            meta, tensors = self._team.from_checkpoint(*self._team.read(other))
             memory, _ = restore.contents(meta, tensors, self.parameters, self._output)
         self.memory.merge(memory)
         self._outdate()
@@ -328,22 +311,15 @@ class Protection:
     def _load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         self.parameters.require_unchanged()
         self.settle()
-        meta, tensors = self._own(meta, tensors)
+        meta, tensors = self._team.from_checkpoint(meta, tensors)
         loaded, anchor = restore.contents(meta, tensors, self.parameters, self._output)
-        if self._team is not None:
-            self._team.share(loaded)
+        self._team.share(loaded)
         self.memory, self._reason = loaded, None
         self._projector, self._stale = None, bool(meta["stale"])
         if meta["remembered"]:
             self._refresh()
         if anchor:
             self._projection.reference = anchor
-
-    def _own(
-        self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-        """The part of a state that belongs into this process."""
-        return (meta, tensors) if self._team is None else self._team.from_checkpoint(meta, tensors)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ProtectionError(

@@ -85,7 +85,7 @@ def test_three_files_and_token_counts(tmp_path):
     assert result.exit_code == 0, result.output
     loaded, whole = transformer(1), transformer(1, 2, 3)
     loaded.load(path)
-    assert torch.equal(loaded.memory.pairs["embedding"].counts, whole.memory.pairs["embedding"].counts)
+    assert torch.equal(loaded.memory.factors["embedding"].counts, whole.memory.factors["embedding"].counts)
     for (name, mine), (_, theirs) in zip(loaded.memory.sketches(), whole.memory.sketches(), strict=True):
         assert (mine.count, name) == (theirs.count, name)
         if name == "rest":  # its random combinations of logits follow the number of the example in its own stream

@@ -64,14 +64,14 @@ def by_rows(monkeypatch, *args, **settings):
 
 
 def assert_same(found, expected, tolerance=1e-5):
-    pairs = list(zip(found._sketches(), expected._sketches(), strict=True))
+    pairs = list(zip(found.sketches(), expected.sketches(), strict=True))
     assert len(pairs) >= 2
     for (name, a), (_, b) in pairs:
         assert a.count == b.count, name
         assert a.energy == pytest.approx(b.energy, rel=tolerance), name
         assert (total(a) - total(b)).norm() <= tolerance * total(b).norm(), name
-    for name, pair in expected.pairs.items():
-        assert pair.counts is None or torch.equal(pair.counts, found.pairs[name].counts)
+    for name, pair in expected.factors.items():
+        assert pair.counts is None or torch.equal(pair.counts, found.factors[name].counts)
 
 
 @pytest.mark.filterwarnings("ignore:torch.func cannot")
@@ -101,7 +101,7 @@ def test_numbers_whose_squares_float32_cannot_hold_go_by_rows(scale):
         memory.bind(ProtectedParameters(model), None)
         memory.observe(inputs, None)
     for name in ("0", "2"):
-        a, b = found.pairs[name].inputs, expected.pairs[name].inputs
+        a, b = found.factors[name].inputs, expected.factors[name].inputs
         assert a.energy == pytest.approx(b.energy * scale**2, rel=1e-5)
         assert torch.allclose(a.spectrum()[0], b.spectrum()[0] * scale**2, rtol=1e-4, atol=0)
 
@@ -113,8 +113,8 @@ def test_under_autocast_and_without_gradients_the_same_is_remembered():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = observed("mlp", 5)
     # What the first layer gets is not rounded, and its sums are not either.
-    first = rounded.pairs["0"].inputs
-    assert torch.allclose(total(first), total(expected.pairs["0"].inputs), rtol=1e-5)
+    first = rounded.factors["0"].inputs
+    assert torch.allclose(total(first), total(expected.factors["0"].inputs), rtol=1e-5)
     assert_same(rounded, expected, tolerance=0.05)
 
 

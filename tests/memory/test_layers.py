@@ -6,7 +6,8 @@ from torch import nn
 
 import sketchogd as so
 from sketchogd.model.parameters import ProtectedParameters
-from sketchogd.projector import LayerProjector, energy_threshold
+from sketchogd.projector import LayerSpectra, ShrinkingLayer
+from sketchogd.projector.layers import energy_threshold
 from tests import models, reference
 
 
@@ -120,10 +121,10 @@ def test_every_parameter_belongs_to_exactly_one_projector(kind, outputs):
     model, x, y = models.make(kind)
     memory = bound(so.LayerSketch(rank=8, outputs=outputs), model, x, y)
     projector = memory.projector()
-    indices = [i for weight, bias, _ in projector.places.values() for i in (weight, bias) if i is not None]
-    indices += projector.rest_indices
+    indices = [i for place in projector.places.values() for i in (place.weight, place.bias) if i is not None]
+    indices += projector.other_indices
     assert sorted(indices) == list(range(len(memory.parameters)))
-    assert set(projector.layers) == set(memory.pairs)
+    assert set(projector.layers) == set(memory.factors)
     assert memory.nbytes <= memory.cost(memory.parameters)
     # A soft projector shrinks: between nothing and everything of a random vector is taken away.
     v = torch.randn(memory.parameters.p)
@@ -146,8 +147,8 @@ def test_ranks_by_layer_name_and_glob():
     model = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 3))
     memory = so.LayerSketch(rank={"0": 5, "*": 7})
     memory.bind(ProtectedParameters(model), None)
-    assert memory.pairs["0"].inputs.rank == 5
-    assert memory.pairs["2"].inputs.rank == 7
+    assert memory.factors["0"].inputs.rank == 5
+    assert memory.factors["2"].inputs.rank == 7
     with pytest.raises(ValueError, match="no entry for layer '2'"):
         so.LayerSketch(rank={"0": 5}).bind(ProtectedParameters(model), None)
 
@@ -164,7 +165,7 @@ def test_any_ranked_sketch_can_hold_the_factors(sketch):
 
 def test_energy_threshold_keeps_the_largest_products():
     values = torch.tensor([6.0, 3.0, 1.0], dtype=torch.float64)
-    projector = LayerProjector(torch.eye(3), values, None, None, ridge=0.0, mean=10 / 3, energy=0.9)
+    projector = ShrinkingLayer(LayerSpectra(torch.eye(3), values, None, None, 10 / 3), 0.0, energy=0.9)
     assert projector.alpha.tolist() == [[1.0, 1.0, 0.0]]
     assert energy_threshold(values, 1.0) == 1.0
     assert energy_threshold(values, 0.5) == 6.0
@@ -181,9 +182,8 @@ def test_the_part_that_may_not_change_is_that_of_alpha(inputs, outputs, ridge, e
     a, d = (10.0 ** -torch.arange(n, dtype=torch.float64) for n in (6 if inputs else 9, 4))
     a[-1] = 0.0  # a direction that was never seen
     mean = float(a.mean()) * (float(d.mean()) if outputs else 1.0)
-    projector = LayerProjector(
-        V if inputs else None, a, U if outputs else None, d if outputs else None, ridge, mean, energy
-    )
+    spectra = LayerSpectra(V if inputs else None, a, U if outputs else None, d if outputs else None, mean)
+    projector = ShrinkingLayer(spectra, ridge, energy)
     D = torch.randn(7, 9, generator=g)
     V64 = V.double() if inputs else torch.eye(9, dtype=torch.float64)
     U64 = U.double() if outputs else torch.eye(7, dtype=torch.float64)

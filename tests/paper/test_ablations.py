@@ -107,7 +107,7 @@ def test_layer_memories_are_shown_the_output_that_is_named() -> None:
         z = net(torch.float64)(x.double()).detach().requires_grad_()
         (D,) = torch.autograd.grad(sum(by_hand(name, row, t) for row, t in zip(z, y.tolist(), strict=True)), z)
         wanted = torch.linalg.eigvalsh(D.T @ D).flip(0)
-        found = memory.pairs["2"].outputs.spectrum()[0]
+        found = memory.factors["2"].outputs.spectrum()[0]
         torch.testing.assert_close(found, wanted[: len(found)], rtol=1e-4, atol=1e-4)
         assert memory.logits == 1
 

@@ -16,7 +16,7 @@ from sketchogd.lab.methods.protected import Protected
 from sketchogd.lab.records import config_digest
 from sketchogd.lab.runs.config import RunConfig, make_optimizer
 from sketchogd.lab.streams import BENCHMARKS
-from sketchogd.optimizer.reference import copies_nbytes
+from sketchogd.optimizer.reference import FULL, copies_nbytes
 from sketchogd.paper import equal_bytes, presets, published, settings
 
 TASKS = {"rotated-mnist": 10, "permuted-mnist": 10, "split-mnist": 5, "split-cifar100": 20}
@@ -146,7 +146,7 @@ def test_every_budget_of_equal_bytes_is_kept_and_used(benchmark: str, monkeypatc
             continue
         memory = so.GradientMemory(memory) if isinstance(memory, so.Sketch) else memory
         times = TASKS[benchmark] if run.method.name == "pca-ogd" else 1  # each task adds as much again
-        copies = copies_nbytes(parameters.tensors, memory.rounded) if run.method.every > 1 else 0
+        copies = copies_nbytes(parameters.tensors, memory.rule.anchor or FULL) if run.method.every > 1 else 0
         needed = times * memory.cost(parameters) + copies
         if run.method.options.get("offload"):
             needed -= memory.sketch.cost(parameters.p)

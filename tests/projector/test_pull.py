@@ -7,7 +7,7 @@ from torch.nn.functional import mse_loss
 
 import sketchogd as so
 from sketchogd.optimizer.step_size import step_size
-from sketchogd.projector import LayerProjector, Pull
+from sketchogd.projector import LayerSpectra, PullingLayer
 
 
 def orthonormal(rows, d, seed):
@@ -15,21 +15,21 @@ def orthonormal(rows, d, seed):
     return q[:rows]
 
 
-@pytest.mark.parametrize("rest", [0.0, 0.4])
+@pytest.mark.parametrize("unseen", [0.0, 0.4])
 @pytest.mark.parametrize("outputs", [5, 3, None])
-def test_a_pull_is_one_implicit_step(outputs, rest):
-    """v − A v = (I + s (D + γ I) ⊗ M)⁻¹ v, with D of full or lower rank, or the identity, and M with a rest or not."""
+def test_a_pull_is_one_implicit_step(outputs, unseen):
+    """v − A v = (I + s (D + γ I) ⊗ M)⁻¹ v, with D of full or lower rank, or the identity, and M with a tail or not."""
     V, a = orthonormal(4, 7, 0), torch.linspace(3.0, 0.5, 4, dtype=torch.float64)
     U = None if outputs is None else orthonormal(outputs, 5, 1)
     d = None if outputs is None else torch.linspace(2.0, 0.2, outputs, dtype=torch.float64)
     everywhere, weight, travelled = (0.0 if U is None else 0.3), 0.7, 1.9
-    layer = LayerProjector(V, a, U, d, 0.0, 1.0, pull=Pull(weight, everywhere, rest))
+    layer = PullingLayer(LayerSpectra(V, a, U, d, 1.0, unseen), weight, everywhere)
     v = torch.randn(5, 7, dtype=torch.float64)
     W, bias = v[:, :-1].clone(), v[:, -1].clone()
     layer.protected_part_(W, bias, travelled)
     found = v - torch.cat([W, bias[:, None]], 1)
     D = torch.eye(5, dtype=torch.float64) if U is None else U.T @ torch.diag(d) @ U + everywhere * torch.eye(5).double()
-    M = V.T @ torch.diag(a - rest) @ V + rest * torch.eye(7, dtype=torch.float64)
+    M = V.T @ torch.diag(a - unseen) @ V + unseen * torch.eye(7, dtype=torch.float64)
     system = torch.eye(35, dtype=torch.float64) + travelled * weight * torch.kron(D, M)
     torch.testing.assert_close(found.flatten(), torch.linalg.solve(system, v.flatten()))
 
@@ -80,9 +80,10 @@ def test_every_task_weighs_as_much():
         for batch in batches:
             protection.remember([(batch, None)])
         layer = protection.projector.layers[""]
-        A = layer.inputs.T @ torch.diag(layer.input_values) @ layer.inputs
-        D = layer.outputs.T @ torch.diag(layer.output_values) @ layer.outputs
-        return layer.pull.weight * torch.kron(D, A)
+        known = layer.spectra
+        A = known.inputs.T @ torch.diag(known.input_values) @ known.inputs
+        D = known.outputs.T @ torch.diag(known.output_values) @ known.outputs
+        return layer.weight * torch.kron(D, A)
 
     one, two = weight([old]), weight([old, old])
     torch.testing.assert_close(two, 2 * one)
@@ -178,7 +179,7 @@ def test_an_anchor_of_another_kind_is_refused():
     # a file from before there was a choice has its anchor in full
     older = {**whole["meta"], "settings": {k: v for k, v in whole["meta"]["settings"].items() if k != "anchor_dtype"}}
     loaded.load_state_dict({"meta": older, "tensors": whole["tensors"]})
-    assert loaded.memory.anchor_dtype is None
+    assert loaded.memory.rule.anchor_dtype is None
 
 
 def test_a_module_may_be_called_anchor(tmp_path):
@@ -269,14 +270,14 @@ def test_damping_is_a_share_of_the_largest_sensitivity_and_the_rest_is_the_mean_
     first, last = (protection.projector.layers[name] for name in ("0", "2"))
     # Σ δ δᵀ (6, 6) is sketched at rank 4 as well: its largest value is a little underrated, never overrated.
     largest = float(torch.linalg.eigvalsh(sum(d.T @ d for d in deltas))[-1])
-    assert first.pull.everywhere == pytest.approx(0.3 * float(first.output_values.max()))
-    assert 0.9 * 0.3 * largest < first.pull.everywhere <= 0.3 * largest * (1 + 1e-9)
+    assert first.everywhere == pytest.approx(0.3 * float(first.spectra.output_values.max()))
+    assert 0.9 * 0.3 * largest < first.everywhere <= 0.3 * largest * (1 + 1e-9)
     energy = float(x.square().sum()) + len(x)
-    assert first.pull.rest == pytest.approx((energy - float(first.input_values.sum())) / (9 - 4))
-    assert last.pull.everywhere == pytest.approx(0.3 * len(x))  # the sensitivity of a logit to itself is 1
-    assert last.pull.rest == 0
+    assert first.spectra.unseen == pytest.approx((energy - float(first.spectra.input_values.sum())) / (9 - 4))
+    assert last.everywhere == pytest.approx(0.3 * len(x))  # the sensitivity of a logit to itself is 1
+    assert last.spectra.unseen == 0
 
 
 def test_the_usual_strength_and_damping_are_those_that_the_results_are_for():
     usual = so.LayerSketch(4)
-    assert (usual.strength, usual.damping) == (2.0, 0.05)
+    assert (usual.rule.strength, usual.rule.damping) == (2.0, 0.05)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import sketchogd as so
-from sketchogd.projector import BasisProjector, BlocksProjector
+from sketchogd.projector import BlocksProjector, PullingBasis
 from tests import models
 
 
@@ -50,21 +50,18 @@ def test_a_pull_is_one_implicit_step(elsewhere):
     """v − A v = (I + s M)⁻¹ v, M having the eigenvalues `pull` in the basis and `elsewhere` outside of it."""
     q, _ = torch.linalg.qr(torch.randn(9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
     B, pull = q[:4], torch.linspace(3.0, 0.5, 4, dtype=torch.float64)
-    projector = BasisProjector(B, pull=pull, elsewhere=elsewhere)
-    projector.travelled = 1.9
-    assert projector.anchored
+    projector = PullingBasis(B, pull, elsewhere)
     assert not projector.hard
     v = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     M = B.T @ torch.diag(pull - elsewhere) @ B + elsewhere * torch.eye(9, dtype=torch.float64)
     expected = torch.linalg.solve(torch.eye(9, dtype=torch.float64) + 1.9 * M, v)
-    torch.testing.assert_close(projector.project_(v.clone()), expected)
-    twice = BlocksProjector([(slice(0, 9), projector), (slice(9, 18), BasisProjector(B, pull=2 * pull))])
-    twice.travelled = 1.9
-    found = twice.project_(torch.cat([v, v]))
+    torch.testing.assert_close(projector.project_(v.clone(), 1.9), expected)
+    twice = BlocksProjector([(slice(0, 9), projector), (slice(9, 18), PullingBasis(B, 2 * pull))])
+    found = twice.project_(torch.cat([v, v]), 1.9)
     torch.testing.assert_close(found[:9], expected)
     M = B.T @ torch.diag(2 * pull) @ B
     torch.testing.assert_close(found[9:], torch.linalg.solve(torch.eye(9, dtype=torch.float64) + 1.9 * M, v))
-    assert twice.anchored
+    assert not twice.hard
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
@@ -132,7 +129,7 @@ def test_every_task_weighs_as_much():
     one.memory.merge(other.memory)
     one.refresh()
     torch.testing.assert_close(moment(one.projector), moment(two.projector))
-    with pytest.raises(ValueError, match="strengths"):
+    with pytest.raises(ValueError, match="rules"):
         one.memory.merge(_hard())
 
 
@@ -156,7 +153,7 @@ def test_a_saved_anchor_goes_on_in_the_middle_of_a_task(tmp_path, options):
     again.load_state_dict(weights)
     fresh = so.protect(again, other, memory=so.ProductSketch(1), output=total, every=3)
     fresh.load(tmp_path / "memory.safetensors")
-    assert (fresh.memory.strength, fresh.memory.tasks) == (2.0, 2)
+    assert (fresh.memory.rule.strength, fresh.memory.tasks) == (2.0, 2)
     steps(again, other, 12)
     assert torch.equal(again.weight, model.weight)
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 import sketchogd as so
 from sketchogd import theory
 from sketchogd.lab import models, streams
-from sketchogd.projector import LayerProjector
+from sketchogd.projector import LayerSpectra, ShrinkingLayer
 
 
 def rows(n: int, d: int, seed: int) -> Tensor:
@@ -24,7 +24,7 @@ def eigenpairs(X: Tensor, keep: int) -> tuple[Tensor, Tensor]:
     return values.flip(0)[:keep], vectors.flip(1)[:, :keep].T.contiguous()
 
 
-def projected(layer: LayerProjector, D: Tensor) -> Tensor:
+def projected(layer: ShrinkingLayer, D: Tensor) -> Tensor:
     """ΔW less its protected part, the bias being the last column."""
     W, bias = D[:, :-1].clone(), D[:, -1].clone()
     layer.protected_part_(W, bias)
@@ -80,7 +80,7 @@ def test_layer_projector_is_the_closed_form(keep_a: int, keep_d: int | None):
     a, V = eigenpairs(A, keep_a)
     s, U = (None, None) if keep_d is None else eigenpairs(S, keep_d)
     ridge, mean = 0.2, 3.0
-    layer = LayerProjector(V, a, U, s, ridge=ridge, mean=mean)
+    layer = ShrinkingLayer(LayerSpectra(V, a, U, s, mean), ridge)
     M_d = None if U is None or s is None else U.T @ (s[:, None] * U)
     proposal = torch.randn(5, 7, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     expected = theory.soft_layer_update(proposal, V.T @ (a[:, None] * V), M_d, ridge * mean)
@@ -90,7 +90,7 @@ def test_layer_projector_is_the_closed_form(keep_a: int, keep_d: int | None):
 # ---------------------------------------------------------------- how far outputs move
 
 
-def worst_change(layer: LayerProjector, M_a: Tensor, M_d: Tensor, o: int) -> float:
+def worst_change(layer: ShrinkingLayer, M_a: Tensor, M_d: Tensor, o: int) -> float:
     """The largest Tr(ΔWᵀ M_δ ΔW M_a) over proposals with ‖ΔW₀‖ = 1, densely."""
     w = len(M_a)
     basis = torch.eye(o * w, dtype=torch.float64).view(o * w, o, w)
@@ -107,7 +107,7 @@ def test_change_bound_holds_and_is_reached(ridge: float):
         left_a = float(a[keep_a]) if keep_a < 6 else 0.0
         left_d = float(s[keep_d]) if keep_d < 4 else 0.0
         mean = float(a.mean() * s.mean())
-        layer = LayerProjector(V[:keep_a], a[:keep_a], U[:keep_d], s[:keep_d], ridge=ridge, mean=mean)
+        layer = ShrinkingLayer(LayerSpectra(V[:keep_a], a[:keep_a], U[:keep_d], s[:keep_d], mean), ridge)
         bound = theory.layer_change_bound(layer, left_a, left_d)
         worst = worst_change(layer, M_a, M_d, 4)
         if (keep_a, keep_d) == (6, 4):
@@ -123,7 +123,7 @@ def test_change_bound_holds_and_is_reached(ridge: float):
 def test_change_bound_for_inputs_only():
     A = rows(40, 6, 3)
     a, V = eigenpairs(A, 6)
-    layer = LayerProjector(V[:3], a[:3], None, None, ridge=0.1, mean=float(a.mean()))
+    layer = ShrinkingLayer(LayerSpectra(V[:3], a[:3], None, None, float(a.mean())), 0.1)
     bound = theory.layer_change_bound(layer, float(a[3]))
     worst = worst_change(layer, A.T @ A, torch.eye(2, dtype=torch.float64), 2)
     assert worst * (1 - 1e-9) <= bound <= worst * (1 + float(a[3] / a[0]))
@@ -134,7 +134,7 @@ def test_residuals_are_what_the_projector_leaves_of_each_gradient(keep_a: int, k
     A, S = rows(40, 6, 3), rows(40, 4, 4)
     a, V = eigenpairs(A, keep_a)
     s, U = (None, None) if keep_d is None else eigenpairs(S, keep_d)
-    layer = LayerProjector(V, a, U, s, ridge=0.3, mean=float(a.mean()))
+    layer = ShrinkingLayer(LayerSpectra(V, a, U, s, float(a.mean())), 0.3)
     expected = torch.stack(
         [projected(layer, torch.outer(delta, x)).square().sum() for x, delta in zip(A, S, strict=True)]
     )
@@ -230,7 +230,7 @@ def test_change_bound_holds_for_a_real_memory():
     protection.refresh()
     signals = so.layer_signals(model, x)
     for name, layer in protection.projector.layers.items():
-        pair = memory.pairs[name]
+        pair = memory.factors[name]
         assert pair.inputs is not None
         assert pair.outputs is not None
         errors = [theory.nystrom_error(part.spectrum()[0], part.energy) for part in (pair.inputs, pair.outputs)]

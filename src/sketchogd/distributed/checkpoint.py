@@ -46,9 +46,10 @@ def padded(
             filled[key] = torch.zeros(shape, dtype=dtype, device=sketch.device)
             if found is not None:
                 filled[key][tuple(slice(n) for n in found.shape)] = found
-    if memory.anchored:
+    anchor = memory.rule.anchor
+    if anchor is not None:
         for name, parameter in zip(memory.parameters.names, memory.parameters.tensors, strict=True):
-            for suffix, empty in Copy.like(parameter.detach(), memory.rounded).parts():
+            for suffix, empty in Copy.like(parameter.detach(), anchor).parts():
                 key = f"{ANCHOR}{name}{suffix}"
                 shapes[key] = list(empty.shape) if key in tensors else None
                 filled.setdefault(key, torch.zeros_like(empty))

@@ -21,14 +21,12 @@ from torch import Tensor
 
 from ..errors import NonFiniteError, ProtectionError
 from ..linalg.dense import squared_norm
-from ..memory import GradientMemory, LayerSketch, Memory
-from ..memory.gradients import require_finite
+from ..memory import GradientMemory, LayerMemory, Memory
 from ..model.batches import batch_size, map_tensors
-from ..sketch import GradientSketch, PCARows, ProductSketch, RandomRows, Sketch, SymmetricSketch
+from ..sketch import Additive, GradientSketch, PCARows, ProductSketch, RandomRows, Sketch, SymmetricSketch
 from .group import Group
 from .shards import FlatShard
-
-Batch = tuple[Any, Any]
+from .team import Batch
 
 SCATTER_BYTES = 32 << 20
 """Bytes of one block of a sketch's update that is summed and scattered."""
@@ -87,7 +85,7 @@ class BySum(Sharing):
         if not self._apart:
             self._apart = True
             if self.group.rank:
-                for _, sketch in memory.sketches():
+                for sketch in _additive(memory):
                     sketch.set_aside()
                 for counts in _token_counts(memory):
                     counts.zero_()
@@ -107,14 +105,14 @@ class BySum(Sharing):
         """One all-reduce of the sketches, and two of a few numbers: exponents, then counts and energies."""
         if not self._apart:
             return
-        sketches = [sketch for _, sketch in memory.sketches()]
+        sketches = _additive(memory)
         exponents = [_NO_EXPONENT if sketch.exponent is None else sketch.exponent for sketch in sketches]
-        *largest, logits = self.group.largest_of([*exponents, memory.logits if isinstance(memory, LayerSketch) else 0])
+        *largest, logits = self.group.largest_of([*exponents, memory.logits if isinstance(memory, LayerMemory) else 0])
         for sketch, e in zip(sketches, largest, strict=True):
             sketch.scale_to(None if e == _NO_EXPONENT else e)
-        if isinstance(memory, LayerSketch):
+        if isinstance(memory, LayerMemory):
             memory.has_logits(logits)
-        _add_up(self.group, [_summand(sketch) for sketch in sketches])
+        _add_up(self.group, [sketch.summand() for sketch in sketches])
         device = memory.parameters.device
         numbers = torch.tensor([[s.count, s.energy] for s in sketches], dtype=torch.float64, device=device)
         _add_up(self.group, [numbers, *_token_counts(memory)])
@@ -134,15 +132,12 @@ def _stopping(batches: Iterable[Batch], errors: list[Exception]) -> Iterator[Bat
             raise errors[0]
 
 
-def _summand(sketch: Sketch) -> Tensor:
-    S = sketch.summand()
-    assert S is not None
-    return S
+def _additive(memory: Memory) -> list[Additive]:
+    return [sketch for _, sketch in memory.sketches() if isinstance(sketch, Additive)]
 
 
 def _token_counts(memory: Memory) -> list[Tensor]:
-    pairs = memory.pairs.values() if isinstance(memory, LayerSketch) else ()
-    return [pair.counts for pair in pairs if pair.counts is not None]
+    return [counts for _, counts in memory.counts()] if isinstance(memory, LayerMemory) else []
 
 
 def _add_up(group: Group, tensors: list[Tensor]) -> None:
@@ -213,7 +208,7 @@ class ByRows(Sharing):
                 bad,
             )
         M = sketch.mixing(G, largest, sum(sizes[: self.group.rank]))
-        S, R = _summand(sketch), self.group.size
+        S, R = sketch.summand(), self.group.size
         width = max(1, SCATTER_BYTES // (R * len(S) * S.element_size()))
         for start in range(0, columns.chunk, width):
             block = S.new_zeros(R, len(S), min(width, columns.chunk - start))
@@ -233,7 +228,7 @@ Linear = GradientSketch | ProductSketch | SymmetricSketch
 def _chunks(memory: GradientMemory, batches: Iterable[Batch]) -> Iterator[Tensor]:
     for inputs, targets in batches:
         if batch_size(inputs):
-            require_finite(memory.signals, inputs, targets)
+            memory.signals.require_finite(inputs, targets)
             yield from memory.signals.chunks(inputs, targets)
 
 
@@ -261,13 +256,13 @@ def sharing_for(memory: Memory, group: Group) -> Sharing:
     if memory.parameters.split:
         return BySameExamples(group)
     if isinstance(memory, GradientMemory):
-        adds_up = all(sketch.summand() is not None for _, sketch in memory.sketches())
+        adds_up = all(isinstance(sketch, Additive) for _, sketch in memory.sketches())
         split = isinstance(memory.parameters.columns, FlatShard)
         return BySum(group) if adds_up and not split else ByRows(group)
     for name, sketch in memory.sketches():
-        if sketch.summand() is None or isinstance(sketch, GradientSketch):
+        if not isinstance(sketch, Additive) or isinstance(sketch, GradientSketch):
             raise ValueError(
                 f"sketch {name!r} of the layer memory is a {type(sketch).__name__}, which several processes cannot add "
-                "up; use LayerSketch(..., sketch=so.ProductSketch)"
+                "up; use LayerMemory(..., sketch=so.ProductSketch)"
             )
     return BySum(group)

@@ -1,148 +1,97 @@
-"""What a `Protection` asks of the processes that share it: who they are, how a sketch is split, how examples meet."""
+"""What a `Protection` asks of the processes that share it, and the team of one, which needs no communication."""
 
-import hashlib
-import json
 import os
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
-from .. import storage
-from ..errors import ProtectionError
-from ..memory import GradientMemory, Memory
-from ..model.parameters import ProtectedParameters
-from . import checkpoint
-from .group import Group
-from .observe import Batch, Sharing, sharing_for
-from .samplers import own_examples
-from .shards import FlatShard, ParameterShards, gathered, mesh_of
+from ..memory import Memory
+from ..model.batches import batch_size
+from ..storage import file
+
+Batch = tuple[Any, Any]
+
+State = tuple[Mapping[str, Any], Mapping[str, Tensor]]
+"""Metadata and tensors of a memory's state."""
 
 
-class Team:
-    """The processes that protect one model. Every method is called by all of them.
+class Team(ABC):
+    """The processes that protect one model together. All of them call every method."""
 
-    The process group is the one given, that of the parameters' device mesh (FSDP2), or the default one.
-    Raises ProtectionError without a process group, ValueError where the processes do not have the same parameters.
-    """
-
-    def __init__(self, parameters: ProtectedParameters, process_group: dist.ProcessGroup | None, shard: bool) -> None:
-        mesh = mesh_of(parameters.tensors)
-        if process_group is None and mesh is not None:
-            process_group = mesh.get_group(0)
-        if process_group is None:
-            if not dist.is_initialized():
-                raise ProtectionError(
-                    "shard=True needs several processes: start them with torchrun and call "
-                    "torch.distributed.init_process_group() before so.protect"
-                )
-            process_group = dist.group.WORLD
-        assert process_group is not None
-        self.parameters = parameters
-        self.group = Group(process_group, parameters.device)
-        self.require_same(parameters.describe(), "parameters")
-        if parameters.split:
-            parameters.held_in(ParameterShards(parameters, self.group))
-        elif shard:
-            parameters.held_in(FlatShard(parameters.p, self.group))
-
-    sharing: Sharing
-
-    def require_same(self, plain: Any, what: str) -> None:
-        """Raise ValueError where plain data is not the same in all processes."""
-        digest = hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=7).digest()
-        found = self.group.numbers(int.from_bytes(digest, "little"))
-        others = [r for r, number in enumerate(found) if number != found[0]]
-        if others:
-            raise ValueError(
-                f"all processes must protect the same way; process {others[0]} has other {what} than process 0. Build "
-                "model and memory in every process from the same settings and seed"
-            )
-
+    @abstractmethod
     def require_fit(self, memory: Memory) -> None:
-        """Raise ValueError for a memory that these parameters cannot have."""
-        if self.parameters.split and isinstance(memory, GradientMemory) and memory.anchored:
-            raise ValueError(
-                "strength= keeps a copy of the weights, which cannot be stored where those are split (FSDP2); leave it "
-                "out, for a projection"
-            )
-        if isinstance(memory, GradientMemory):
-            return
-        if self.parameters.split:
-            raise ValueError(
-                "a layer memory needs whole weights, and those of this model are split (FSDP2); use a gradient sketch "
-                "such as so.ProductSketch(rank), which is split the same way"
-            )
-        if isinstance(self.parameters.columns, FlatShard):
-            raise ValueError(
-                "shard=True is for gradient sketches; a layer memory is small: every process keeps all of it"
-            )
+        """Raise ValueError for a memory that these processes cannot share."""
 
+    @abstractmethod
     def share(self, memory: Memory) -> None:
         """Take charge of a memory that was just bound."""
-        meta = memory.state_dict()["meta"]
-        self.require_same({key: value for key, value in meta.items() if key != "examples"}, "settings of the memory")
-        self.sharing = sharing_for(memory, self.group)
+
+    @abstractmethod
+    def limit(self, batches: Any, examples: int | None) -> int | None:
+        """How many examples of this process to take, padding left out; None for all."""
+
+    @abstractmethod
+    def observe(self, memory: Memory, batches: Iterable[Batch], outdate: Callable[[], None]) -> None:
+        """Observe every process's batches; `outdate` is called before the memory changes."""
+
+    @abstractmethod
+    def complete(self, memory: Memory) -> None:
+        """Bring to this process's memory what all processes have observed."""
+
+    @abstractmethod
+    def to_checkpoint(self, memory: Memory, meta: dict[str, Any], tensors: dict[str, Tensor]) -> State:
+        """A state in the form that `state_dict` returns."""
+
+    @abstractmethod
+    def from_checkpoint(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State:
+        """This process's part of a state from `to_checkpoint`, or from a file."""
+
+    @abstractmethod
+    def save(self, path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Write one memory file for all."""
+
+    @abstractmethod
+    def read(self, path: str | os.PathLike[str]) -> State:
+        """The contents of a memory file."""
+
+
+class Alone(Team):
+    """A team of one."""
+
+    def require_fit(self, memory: Memory) -> None:
+        """Every memory fits."""
+
+    def share(self, memory: Memory) -> None:
+        """There is nobody to share with."""
 
     def limit(self, batches: Any, examples: int | None) -> int | None:
-        """How many examples of this process to take, padding left out."""
-        own = own_examples(batches)
-        return examples if own is None else own if examples is None else min(own, examples)
+        """`examples`."""
+        return examples
 
-    def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
-        """See `Sharing`."""
-        self.group.same_buffers(self.parameters.model)
-        self.sharing.observe(memory, batches)
+    def observe(self, memory: Memory, batches: Iterable[Batch], outdate: Callable[[], None]) -> None:
+        """One batch after the other; an empty batch changes nothing."""
+        for inputs, targets in batches:
+            if batch_size(inputs):
+                outdate()
+                memory.observe(inputs, targets)
 
     def complete(self, memory: Memory) -> None:
-        """See `Sharing`."""
-        self.sharing.complete(memory)
+        """The memory knows everything already."""
 
-    # ---------------------------------------------------------------- files
+    def to_checkpoint(self, memory: Memory, meta: dict[str, Any], tensors: dict[str, Tensor]) -> State:
+        """The state as it is."""
+        return meta, tensors
 
-    def to_checkpoint(
-        self, memory: Memory, meta: dict[str, Any], tensors: dict[str, Tensor]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The state with names and shapes that do not depend on what was observed, split tensors as DTensors."""
-        meta, tensors = checkpoint.padded(memory, meta, tensors)
-        return meta, checkpoint.as_dtensors(self.parameters, tensors, self.group)
-
-    def from_checkpoint(
-        self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """This process's part of a state from `to_checkpoint`, or from a file."""
-        return checkpoint.unpadded(meta, checkpoint.as_local(self.parameters, tensors))
+    def from_checkpoint(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State:
+        """The state as it is."""
+        return meta, tensors
 
     def save(self, path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Process 0 writes one file; split tensors come to it row by row."""
-        whole: dict[str, Tensor | None] = dict(tensors)
-        if self.parameters.columns.width < self.parameters.p or self.group.size > 1:
-            for name in tensors:
-                if checkpoint.has_columns(self.parameters, name):
-                    whole[name] = gathered(self.parameters.columns, tensors[name], self.group)
+        """See `storage.file.write`."""
+        file.write(path, meta, tensors)
 
-        def write() -> None:
-            if self.group.rank == 0:
-                storage.write(path, meta, {name: t for name, t in whole.items() if t is not None})
-
-        self._all_or_none(write, f"writing {os.fspath(path)}")
-
-    def read(self, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The contents of a file, which every process must be able to read."""
-        found: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
-        self._all_or_none(lambda: found.append(storage.read(path)), f"reading {os.fspath(path)}")
-        return found[0]
-
-    def _all_or_none(self, action: Any, what: str) -> None:
-        """Do something here; where it failed in any process, raise in all."""
-        error: Exception | None = None
-        try:
-            action()
-        except Exception as caught:
-            error = caught
-        failed = [r for r, code in enumerate(self.group.numbers(error is not None)) if code]
-        if error is not None:
-            raise error
-        if failed:
-            raise ProtectionError(f"{what} failed in process {failed[0]} of {self.group.size}; its own error says why")
+    def read(self, path: str | os.PathLike[str]) -> State:
+        """See `storage.file.read`."""
+        return file.read(path)

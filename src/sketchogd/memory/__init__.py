@@ -1,8 +1,15 @@
-"""Memories: what is remembered of a model."""
+"""What is remembered of a model, and which sketches hold it.
 
-from ..ledger import Held
+* `base`: the interface, and the registry that files refer to
+* `state`: loading a sketch's part of a state, and describing a sketch in numbers
+* `blocks`, `gradients`: the paper's memory, a sketch of per-example gradients
+* `factors`, `others`, `layout`: the two factors of a layer, the parameters of no layer, and which sketches there are
+* `layer_products`: what these sketches add for a batch, without writing rows down
+* `layers`: the layer memory
+"""
+
 from .base import REGISTRY, Memory
 from .gradients import GradientMemory
-from .layers import LayerSketch
+from .layers import LayerMemory, LayerSketch
 
-__all__ = ["REGISTRY", "GradientMemory", "Held", "LayerSketch", "Memory"]
+__all__ = ["REGISTRY", "GradientMemory", "LayerMemory", "LayerSketch", "Memory"]

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from ..ledger import Held
 from ..model.batches import Output
 from ..model.parameters import ProtectedParameters
-from ..projector import Projector
+from ..projector.base import Projector
+from ..projector.rules import Rule
 from ..sketch import Sketch
 
 REGISTRY: dict[str, type["Memory"]] = {}
@@ -32,20 +33,13 @@ class Memory(ABC):
     examples: int = 0
     """How many examples were observed."""
 
+    rule: Rule
+    """How projectors protect what is remembered."""
+
     @property
     @abstractmethod
-    def separate(self) -> bool:
-        """Whether a projector stays valid when the memory observes more."""
-
-    @property
-    def anchored(self) -> bool:
-        """Whether its projectors are anchored, so that a copy of the weights is kept whatever `every` is."""
-        return False
-
-    @property
-    def rounded(self) -> bool:
-        """Whether that copy has one byte a number (`copies`)."""
-        return False
+    def lasting(self) -> bool:
+        """Whether a projector stays valid when the memory observes more, because it has a basis of its own."""
 
     @abstractmethod
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
@@ -65,7 +59,7 @@ class Memory(ABC):
 
     @abstractmethod
     def projector(self) -> Projector:
-        """The projector for what was observed, valid until the next observe unless it is `separate`."""
+        """The projector for what was observed, valid until the next observe unless it is `lasting`."""
 
     @abstractmethod
     def sensitivity(self) -> float | None:
@@ -80,7 +74,7 @@ class Memory(ABC):
 
     @abstractmethod
     def skip(self, examples: int) -> None:
-        """Say that other processes of a group observe the next examples, and that sums will bring them here."""
+        """Advance the counter past examples of other processes; the next all-reduce adds their contribution."""
 
     @abstractmethod
     def merge(self, other: Any) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from ..ledger import Held
 from ..linalg.dense import gram
 from ..model.parameters import ProtectedParameters
-from ..projector import BasisProjector
+from ..projector.base import Projector
+from ..projector.rules import BasisSpectra, Rule
 from ..sketch import Sketch
 from ..sketch.columns import Columns, Whole
 
@@ -24,7 +25,7 @@ _PURPOSES = {
 
 
 def places(parameters: ProtectedParameters, J: int) -> list[slice]:
-    """J blocks, as equal as may be, in the order of the parameters."""
+    """J blocks of nearly equal size, in the order of the parameters."""
     p = parameters.p
     if J == 1:
         return [slice(0, p)]
@@ -40,7 +41,10 @@ def places(parameters: ProtectedParameters, J: int) -> list[slice]:
 
 @dataclass(eq=False)
 class Block:
-    """The parameters at `place`, their sketch, and a basis with the inverse of its Gram matrix where it is separate."""
+    """The parameters at `place` and their sketch.
+
+    A basis of its own, with the inverse of its Gram matrix, lets training go on while the sketch observes more.
+    """
 
     name: str
     place: slice
@@ -49,26 +53,24 @@ class Block:
     gram_inverse: Tensor | None = None
 
     def copy_basis(self, dtype: torch.dtype | None, parameters: ProtectedParameters, columns: Columns) -> None:
-        """Keep a basis of its own where the parameters are; one with fewer bits needs its Gram matrix."""
+        """Keep a basis of its own on the device of the parameters; one in fewer bits needs its Gram matrix."""
         B = self.sketch.basis()
         self.basis = B.to(device=parameters.device, dtype=dtype or B.dtype, copy=True)
         if self.basis.dtype != parameters.dtype:
             K = columns.total(gram(self.basis))
             self.gram_inverse = torch.linalg.inv(K).to(parameters.dtype)
 
-    def projector(self, columns: Columns, weight: float | None) -> BasisProjector:
-        """The hard projector or, where a square change of an output weighs something, a pull."""
+    def projector(self, columns: Columns, rule: Rule, weight: float) -> Projector:
+        """The projector by a rule; `weight` is what a square change of an output weighs."""
         values, B = self.sketch.spectrum()
         basis = B if self.basis is None else self.basis
-        pull, elsewhere = None, 0.0
-        if weight is not None:
-            outside = self.sketch.d - len(values)
-            left = max(0.0, self.sketch.energy - float(values.sum())) / outside if outside else 0.0
-            pull, elsewhere = (weight * values).to(basis.device, B.dtype), weight * left
-        return BasisProjector(basis, None, self.gram_inverse, columns, pull, elsewhere)
+        d, energy = self.sketch.d, self.sketch.energy
+        left = max(0.0, energy - float(values.sum())) / (d - len(values)) if d > len(values) else 0.0
+        spectra = BasisSpectra(basis, values, energy / d, left, B.dtype, self.gram_inverse, columns)
+        return rule.on_basis(spectra, weight)
 
     def held(self, split: str) -> Iterator[Held]:
-        """Every tensor kept; `split` says which columns a process has."""
+        """Every tensor kept; `split` says which columns this process holds."""
         own = self.name.removeprefix("sketch")
         for name, tensor in self.sketch.tensors().items():
             purpose = _PURPOSES.get(name, "stored by the sketch") + (split if name == "rows" else "")

@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
-from ..errors import NonFiniteError, StorageError
+from ..errors import StorageError
 from ..ledger import Held
 from ..model.batches import Output, batch_size, true_logit
 from ..model.gradients import GradientSignals
 from ..model.parameters import ProtectedParameters
-from ..projector import BlocksProjector, Projector
+from ..projector.base import Projector
+from ..projector.basis import BlocksProjector
+from ..projector.rules import Project, Pull, Rule, rule_from
 from ..sketch import REGISTRY as SKETCHES
-from ..sketch import Sketch
+from ..sketch import Additive, Sketch
 from ..sketch.base import positive
 from ..sketch.columns import UNSPLIT
 from .base import Memory
@@ -26,25 +28,32 @@ from .state import left_out, load_sketch, sketch_diagnostics
 
 
 class GradientMemory(Memory):
-    """One sketch of all gradients; the projector is hard, on the sketch's basis, or with `strength` a pull.
+    """The paper's memory: a sketch of all gradients, whose basis updates are projected on.
 
-    The basis stands in the sketch's own memory, and is used up by the next observe. With `basis_dtype` (float32,
-    "bfloat16", …) or `offload` ("cpu") the projector has a basis of its own on the model's device: training can then go
-    on with the old basis while new examples are observed. `offload` is where the sketch is while the model trains; from
-    the first example that is observed until the projector is made it is on the model's device, where the work is done.
-    A memory that would take more than `limit` bytes in this process is refused. With a `power` q a gradient g is
-    remembered as g ‖g‖^q: 0 is the paper's, with 1 examples whose output is easily changed count more.
+    The basis stands in the sketch's own memory and is used up by the next observe, unless `basis_dtype` or `offload`
+    gives the projector a basis of its own: training can then go on with the old basis while new examples are observed.
 
-    With `blocks` J > 1 each of J equal blocks of the parameters has a sketch like the given one, of its own part g_j of
-    each gradient, and is projected on its own basis. A displacement that is orthogonal to every g_j is orthogonal to g;
+    With J > 1 blocks, a displacement that is orthogonal to every part g_j of a gradient is orthogonal to the gradient:
     J k directions in place of k are protected, in the same p k numbers and (J − 1) k² more for the factors. More blocks
     keep more and leave less free to learn with.
 
-    With a `strength` no direction is forbidden: weights are pulled back to where they were when the projector was made
-    (their anchor, one more copy), as by a `LayerSketch`. Training descends on the new loss + `strength`/2 · the mean
-    square change of remembered outputs, summed over tasks, to first order (gᵀΔ)². With blocks it is Σ_j (g_jᵀΔ_j)²: as
-    much, where what the blocks change has nothing to do with each other, and never less than a J-th of it. Directions
-    that a sketch has no room for get the mean of the energy that it does not hold.
+    With `Pull` training descends on the new loss + strength/2 · the mean square change of remembered outputs, summed
+    over tasks, to first order (gᵀΔ)²; with blocks Σ_j (g_jᵀΔ_j)²: as much, where the changes that the blocks cause have
+    nothing to do with each other, and never less than a J-th of it. Directions that a sketch has no room for get the
+    mean of the energy that it does not hold.
+
+    Args:
+        sketch: an unbound sketch such as `so.ProductSketch(600)`.
+        rule: `Project()` (default, the paper's), `Shrink(ridge)` or `Pull(strength)`.
+        basis_dtype: dtype of a separate basis: "float32", "bfloat16" or "float16".
+        offload: where the sketch is while the model trains, such as "cpu"; from the first example that is observed
+            until the projector is made it is on the model's device.
+        limit: a memory of more bytes than this in one process is refused.
+        power: a gradient g is remembered as g ‖g‖^power. 0 is the paper's; with 1 examples whose output is easily
+            changed count more.
+        blocks: cut the parameters into so many equal blocks, each with a sketch like the given one of its part of
+            each gradient.
+        strength: short for `rule=Pull(strength)`.
     """
 
     name = "gradients"
@@ -53,6 +62,7 @@ class GradientMemory(Memory):
         self,
         sketch: Sketch,
         *,
+        rule: Rule | None = None,
         basis_dtype: torch.dtype | str | None = None,
         offload: str | None = None,
         limit: int | None = None,
@@ -65,31 +75,24 @@ class GradientMemory(Memory):
         if not math.isfinite(power):
             raise ValueError(f"power is the exponent of a gradient's norm, such as 1.0; got {power!r}")
         positive(blocks=blocks)
-        if not (strength is None or (strength > 0 and math.isfinite(strength))):
-            raise ValueError(f"strength is a number > 0, or None for a hard projection; got {strength!r}")
-        if strength is not None and power:
-            raise ValueError("strength= weighs how much outputs change, which gradients scaled by power= do not tell")
+        self.rule = rule_from(rule, Project(), strength=strength)
+        if isinstance(self.rule, Pull) and power:
+            raise ValueError("a pull weighs how much outputs change, which gradients scaled by power= do not tell")
         self.sketch = sketch
         self.basis_dtype = None if basis_dtype is None else _dtype(basis_dtype)
         self.offload = offload
         self.limit = limit
         self.power = float(power)
         self.blocks = blocks
-        self.strength = None if strength is None else float(strength)
         self.tasks = 0
         self.parts: list[Block] = []
 
     signals: GradientSignals
 
     @property
-    def separate(self) -> bool:
-        """Whether the projector has a basis of its own."""
-        return self.basis_dtype is not None or self.offload is not None
-
-    @property
-    def anchored(self) -> bool:
+    def lasting(self) -> bool:
         """See `Memory`."""
-        return self.strength is not None
+        return self.basis_dtype is not None or self.offload is not None
 
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; the default output is the true logit."""
@@ -124,14 +127,14 @@ class GradientMemory(Memory):
         if width < p:
             column = bytes_ - self.sketch.cost(p - 1, dtype.itemsize)
             bytes_ -= column * (p - width)
-        if self.separate:
+        if self.lasting:
             rank = min(self.sketch.settings().get("rank", 0) + self.sketch.settings().get("corank", 0), p)
             bytes_ += rank * width * (self.basis_dtype or dtype).itemsize + rank * rank * dtype.itemsize
         return bytes_
 
     def observe(self, inputs: Any, targets: Any) -> None:
         """See `Memory`."""
-        require_finite(self.signals, inputs, targets)
+        self.signals.require_finite(inputs, targets)
         if self.offload is not None:
             for block in self.parts:
                 block.sketch.move_(self.parameters.device)
@@ -152,23 +155,23 @@ class GradientMemory(Memory):
     def projector(self) -> Projector:
         """See `Memory`."""
         columns = self.parameters.columns if len(self.parts) == 1 else UNSPLIT
-        made = []
+        made: list[tuple[slice, Projector]] = []
         for block in self.parts:
-            if self.separate:
+            if self.lasting:
                 block.copy_basis(self.basis_dtype, self.parameters, columns)
-            made.append((block.place, block.projector(columns, self._weight if self.anchored else None)))
+            made.append((block.place, block.projector(columns, self.rule, self._weight)))
             if self.offload is not None:
                 block.sketch.move_(self.offload)
         return made[0][1] if len(made) == 1 else BlocksProjector(made)
 
     @property
     def _weight(self) -> float:
-        """What a square change of an output weighs: strength · tasks over examples.
+        """What a square change of an output weighs: tasks over examples.
 
         Two tasks weigh twice as much as one, whatever their numbers of examples; where no task was ever ended, all
         examples are one.
         """
-        return (self.strength or 0.0) * max(1, self.tasks) / max(1, self.examples)
+        return max(1, self.tasks) / max(1, self.examples)
 
     def sensitivity(self) -> float | None:
         """c = √(E/n), E = Tr(M − M̂) bounding the energy that the basis leaves out (`left_out`), n examples observed.
@@ -182,12 +185,12 @@ class GradientMemory(Memory):
         With blocks E is the sum of theirs: the root of Σ_e (Σ_j g_ejᵀΔw_j)² is at most Σ_j √E_j ‖Δw_j‖, which is at
         most √(Σ_j E_j) ‖Δw‖.
 
-        None for sketches without that certificate, for a basis that was rounded, whose span is another one, for
-        gradients that were scaled, and for a pull, which is not hard.
+        None for sketches without that certificate, for a rounded basis, whose span is another one, for scaled
+        gradients, and for rules that are not hard.
         """
         rounded = self.basis_dtype is not None and self.basis_dtype != self.parameters.dtype
         left = [left_out(block.sketch) for block in self.parts]
-        if rounded or self.power or self.anchored or None in left:
+        if rounded or self.power or not isinstance(self.rule, Project) or None in left:
             return None
         count = self.parts[0].sketch.count
         return (sum(energy for energy in left if energy is not None) / count) ** 0.5 if count else 0.0
@@ -200,18 +203,19 @@ class GradientMemory(Memory):
     def skip(self, examples: int) -> None:
         """See `Memory`; an example is a row."""
         for block in self.parts:
-            block.sketch.skip(examples)
+            if isinstance(block.sketch, Additive):
+                block.sketch.skip(examples)
         self.examples += examples
 
     def counted(self, examples: int) -> None:
-        """Say that the gradients of so many examples were given to the sketch itself."""
+        """Count examples whose gradients were given to the sketches directly."""
         self.examples += examples
 
     def merge(self, other: "GradientMemory") -> None:
         """See `Memory`."""
         self.require_same_model(other)
-        if other.strength != self.strength:
-            raise ValueError(f"the strengths of their pulls differ: {other.strength} and {self.strength}")
+        if other.rule != self.rule:
+            raise ValueError(f"their rules differ: {other.rule!r} and {self.rule!r}")
         if other.power != self.power:
             raise ValueError(f"gradients were scaled by other powers of their norm: {other.power:g} and {self.power:g}")
         if len(other.parts) != len(self.parts):
@@ -239,11 +243,11 @@ class GradientMemory(Memory):
         return found | {"sketches": {name: sketch_diagnostics(sketch) for name, sketch in self.sketches()}}
 
     def settings(self) -> dict[str, Any]:
-        """The settings as plain data; those that came later only where they say something."""
+        """The settings as plain data; those added after files were written only where they are not as usual."""
         basis_dtype = None if self.basis_dtype is None else str(self.basis_dtype).removeprefix("torch.")
         plain: dict[str, Any] = {"basis_dtype": basis_dtype, "offload": self.offload, "power": self.power}
         plain |= {"blocks": self.blocks} if self.blocks > 1 else {}
-        return plain | ({"strength": self.strength} if self.anchored else {})
+        return plain | _rule_settings(self.rule)
 
     def __repr__(self) -> str:
         said = [f", {key}={value!r}" for key, value in self.settings().items() if value]
@@ -254,7 +258,7 @@ class GradientMemory(Memory):
         states = {name: sketch.state_dict() for name, sketch in self.sketches()}
         metas = {name: state["meta"] for name, state in states.items()}
         meta: dict[str, Any] = {"memory": self.name, "settings": self.settings(), "examples": self.examples}
-        meta |= {"tasks": self.tasks} if self.anchored else {}
+        meta |= {"tasks": self.tasks} if self.rule.anchor is not None else {}
         meta |= metas if len(metas) == 1 else {"sketches": metas}
         tensors = {f"{name}.{k}": v for name, state in states.items() for k, v in state["tensors"].items()}
         return {"meta": meta, "tensors": tensors}
@@ -277,7 +281,19 @@ class GradientMemory(Memory):
     def from_meta(cls, meta: dict[str, Any]) -> "GradientMemory":
         """An unbound memory with the settings of a `state_dict`'s metadata."""
         sketch = next(iter(_sketch_metas(meta).values()))
-        return cls(SKETCHES[sketch["sketch"]](**sketch["settings"]), **meta["settings"])
+        settings = dict(meta["settings"])
+        rule = rule_from(None, Project(), **{key: settings.pop(key, None) for key in _RULE_KEYS})
+        return cls(SKETCHES[sketch["sketch"]](**sketch["settings"]), rule=rule, **settings)
+
+
+_RULE_KEYS = ("ridge", "strength", "anchor_dtype")
+"""What a file says of a rule; `damping` and `energy` are for layers."""
+
+
+def _rule_settings(rule: Rule) -> dict[str, Any]:
+    """A rule as files have it; nothing for the paper's."""
+    settings = {} if isinstance(rule, Project) else rule.settings()
+    return {key: settings[key] for key in _RULE_KEYS if settings.get(key) is not None}
 
 
 def _empty_like(sketch: Sketch) -> Sketch:
@@ -288,29 +304,6 @@ def _sketch_metas(meta: dict[str, Any]) -> dict[str, Any]:
     """The metadata of every sketch of a state by its name."""
     found: dict[str, Any] = {"sketch": meta["sketch"]} if "sketch" in meta else meta["sketches"]
     return found
-
-
-def require_finite(signals: GradientSignals, inputs: Any, targets: Any) -> None:
-    """Raise NonFiniteError, naming the examples, if any gradient of a batch is not finite.
-
-    A batch of one chunk is checked by the sketch itself. For several, the gradient of the sum is not finite if one of
-    the terms is not; that costs one ordinary backward pass, and nothing has been observed yet.
-    """
-    if batch_size(inputs) <= signals.chunk:
-        return
-    total = signals.total(inputs, targets)
-    if all(t is None or bool(t.isfinite().all()) for t in total):
-        return
-    start, bad = 0, []
-    for rows in signals.chunks(inputs, targets):
-        bad += [start + int(i) for i in (~rows.isfinite().all(1)).nonzero().flatten()]
-        start += len(rows)
-    if bad:
-        raise NonFiniteError(
-            f"the gradients of examples {bad[:8]} of {start} contain NaN or infinity; nothing was observed. "
-            "Leave these examples out, or look for a division by zero in the model",
-            bad,
-        )
 
 
 def _dtype(value: torch.dtype | str) -> torch.dtype:

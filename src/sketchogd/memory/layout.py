@@ -10,14 +10,22 @@ from ..model.layers import find_layers
 from ..model.parameters import ProtectedParameters
 from ..seeds import derive_seed
 from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch
-from .factors import LayerPair
+from .factors import LayerFactors
 
 Rank = int | Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which sketches a layer memory has, from its settings."""
+    """The settings from which the sketches of a layer memory follow.
+
+    Args:
+        rank: rows of each sketch, for all layers or by layer name or glob.
+        outputs: whether sensitivities are sketched.
+        sketch: the kind of sketch for factors longer than their rank; shorter ones keep their exact second moment.
+        seed: for test matrices.
+        rest: rank of the sketch of gradients of the parameters that belong to no layer.
+    """
 
     rank: Rank
     outputs: bool
@@ -25,8 +33,8 @@ class Layout:
     seed: int
     rest: int | None
 
-    def pairs(self, parameters: ProtectedParameters) -> dict[str, LayerPair]:
-        """A pair for each layer by its name, bound and empty."""
+    def factors(self, parameters: ProtectedParameters) -> dict[str, LayerFactors]:
+        """The factors of each layer, bound and empty, by its name."""
         dtype, device = parameters.dtype, parameters.device
         found = {}
         for layer in find_layers(parameters):
@@ -37,7 +45,7 @@ class Layout:
                 inputs = self._sketch(layer.name, "inputs", layer.width).bind(layer.width, dtype, device)
             if self.outputs:
                 outputs = self._sketch(layer.name, "outputs", layer.fan_out).bind(layer.fan_out, dtype, device)
-            found[layer.name] = LayerPair(layer, inputs, counts, outputs)
+            found[layer.name] = LayerFactors(layer, inputs, counts, outputs)
         return found
 
     def of_no_layer(self, parameters: ProtectedParameters) -> tuple[ProtectedParameters, Sketch] | None:
@@ -46,10 +54,10 @@ class Layout:
         held = {id(t) for t in parameters.tensors if id(t) not in covered}
         if not held:
             return None
-        rest = ProtectedParameters(parameters.model, lambda _, t: id(t) in held)
-        rank = self._rest_rank()
+        others = ProtectedParameters(parameters.model, lambda _, t: id(t) in held)
+        rank = self._rank_of_others()
         seed = derive_seed(self.seed, "rest")
-        return rest, SecondMoment() if rest.p <= rank else ProductSketch(rank, seed=seed)
+        return others, SecondMoment() if others.p <= rank else ProductSketch(rank, seed=seed)
 
     def cost(self, parameters: ProtectedParameters) -> int:
         """The bytes of all sketches and counts."""
@@ -83,7 +91,7 @@ class Layout:
                 return rank
         raise ValueError(f'rank has no entry for layer {name!r}; add one, or a glob such as "*"')
 
-    def _rest_rank(self) -> int:
+    def _rank_of_others(self) -> int:
         if self.rest is not None:
             return self.rest
         ranks = self.rank.values() if isinstance(self.rank, Mapping) else [self.rank]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from ..errors import ProtectionWarning
+from ..errors import NonFiniteError, ProtectionWarning
 from .batches import (
     Output,
     batch_size,
@@ -78,6 +78,28 @@ class GradientSignals:
         with evaluating(self.parameters.model), torch.enable_grad():
             scalars = per_example(self.output, call(self.parameters.model, inputs), targets)
             return list(torch.autograd.grad(scalars.sum(), self.parameters.tensors, allow_unused=True))
+
+    def require_finite(self, inputs: Any, targets: Any) -> None:
+        """Raise NonFiniteError, naming the examples, if a gradient of a batch of several chunks is not finite.
+
+        A batch of one chunk is checked by the sketch that observes it. For several, the gradient of the sum is not
+        finite if one of its terms is not; that costs one ordinary backward pass, and nothing has been observed yet.
+        """
+        if batch_size(inputs) <= self.chunk:
+            return
+        total = self.total(inputs, targets)
+        if all(t is None or bool(t.isfinite().all()) for t in total):
+            return
+        start, bad = 0, []
+        for rows in self.chunks(inputs, targets):
+            bad += [start + int(i) for i in (~rows.isfinite().all(1)).nonzero().flatten()]
+            start += len(rows)
+        if bad:
+            raise NonFiniteError(
+                f"the gradients of examples {bad[:8]} of {start} contain NaN or infinity; nothing was observed. "
+                "Leave these examples out, or look for a division by zero in the model",
+                bad,
+            )
 
     def _gradients(self, inputs: Any, targets: Any) -> Tensor:
         if self.path is None:

@@ -2,33 +2,42 @@
 
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import ProtectionWarning
+from ..model.parameters import ProtectedParameters
 
-if TYPE_CHECKING:
-    from .hooks import UpdateProjection
 
-_guards: dict[int, "weakref.ReferenceType[UpdateProjection]"] = {}
-"""Which projection protects a parameter, by the parameter's id."""
+class Protector(Protocol):
+    """What protects parameters: the projection of an optimizer's updates."""
+
+    parameters: ProtectedParameters
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer whose steps are projected."""
+
+
+_guards: dict[int, "weakref.ReferenceType[Protector]"] = {}
+"""What protects a parameter, by the parameter's id."""
 _warned: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 _innocent: "weakref.WeakKeyDictionary[Optimizer, int]" = weakref.WeakKeyDictionary()
 """Optimizers that move nothing that another one is protected for, with the number of parameters they had then."""
 _global_handle: Any = None
 
 
-def protector(parameter: Tensor) -> "UpdateProjection | None":
+def protector(parameter: Tensor) -> Protector | None:
     """The living projection that protects this very tensor; an id alone may be that of a tensor long gone."""
     reference = _guards.get(id(parameter))
     projection = None if reference is None else reference()
     return projection if projection is not None and parameter in projection.parameters else None
 
 
-def guard(projection: "UpdateProjection", optimizer: Optimizer) -> None:
+def guard(projection: Protector, optimizer: Optimizer) -> None:
     """From now on say so when the parameters are moved, or the optimizer copied, past the projection."""
     global _global_handle
     _innocent.clear()
@@ -44,7 +53,7 @@ def guard(projection: "UpdateProjection", optimizer: Optimizer) -> None:
     optimizer.__reduce_ex__ = _CopyWarning(optimizer)  # type: ignore[method-assign]
 
 
-def unguard(projection: "UpdateProjection", optimizer: Optimizer) -> None:
+def unguard(projection: Protector, optimizer: Optimizer) -> None:
     """Undo `guard`."""
     global _global_handle
     for t in projection.parameters.tensors:

@@ -1,23 +1,31 @@
 """What training applies to an update: Δw ← Δw − A Δw.
 
-* `base`: the interface
+* `base`: the interface, and where an update is counted from
 * `basis`: projectors on the basis of a sketch of gradients
 * `layers`: projectors of a layer memory
-* `rules`: `Project`, `Shrink` and `Pull`, the three ways to choose A from what is remembered
+* `rules`: `Project`, `Shrink` and `Pull`, which turn what is remembered into one of these
 """
 
-from .base import Projector, soft_share
-from .basis import BasisProjector, BlocksProjector
-from .layers import LayerProjector, LayersProjector, Pull, energy_threshold, soft_weights
+from .base import Anchor, Projector
+from .basis import BasisProjector, BlocksProjector, PullingBasis
+from .layers import LayerPlace, LayerProjector, LayerSpectra, LayersProjector, PullingLayer, ShrinkingLayer
+from .rules import BasisSpectra, Project, Pull, Rule, Shrink
 
 __all__ = [
+    "Anchor",
     "BasisProjector",
+    "BasisSpectra",
     "BlocksProjector",
+    "LayerPlace",
     "LayerProjector",
+    "LayerSpectra",
     "LayersProjector",
+    "Project",
     "Projector",
     "Pull",
-    "energy_threshold",
-    "soft_share",
-    "soft_weights",
+    "PullingBasis",
+    "PullingLayer",
+    "Rule",
+    "Shrink",
+    "ShrinkingLayer",
 ]

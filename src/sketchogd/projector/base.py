@@ -1,13 +1,25 @@
 """The interface of a projector: what training applies to an update, Δw ← Δw − A Δw.
 
-A vector is flat, (p,), in the order of the protected parameters.
+Letters: v an update as a flat vector (p,) in the order of the protected parameters, A v its protected part.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from ..sketch.columns import UNSPLIT, Columns
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A copy of the weights, made with a projector, that the projector pulls back to.
+
+    Args:
+        dtype: "int8" for one byte per weight, None for the dtype of the weights.
+    """
+
+    dtype: str | None = None
 
 
 class Projector(ABC):
@@ -15,16 +27,15 @@ class Projector(ABC):
 
     columns: Columns = UNSPLIT
     """Where a vector is split over processes: how numbers computed from its parts add up."""
-    anchored: bool = False
-    """Whether it is applied to the whole displacement since it was made, not to that of the last steps only."""
-    rounded: bool = False
-    """Whether that displacement is counted from a copy of the weights with one byte a number."""
-    travelled: float = 1.0
-    """Σ step sizes of the steps that an anchored projector is applied to next."""
+    anchor: Anchor | None = None
+    """Where an update is counted from: the anchor or, without one, the weights before the last steps."""
 
     @abstractmethod
-    def protected_part_(self, v: Tensor) -> Tensor:
-        """A v (p,) in the place of v."""
+    def protected_part_(self, v: Tensor, travelled: float = 1.0) -> Tensor:
+        """Overwrite v (p,) by A v, and return it.
+
+        `travelled` is the sum of the step sizes of the steps that led to v; A depends on it where there is an anchor.
+        """
 
     @property
     @abstractmethod
@@ -34,16 +45,16 @@ class Projector(ABC):
     @property
     @abstractmethod
     def hard(self) -> bool:
-        """Whether A² = A: what is left of a vector has no protected part."""
+        """Whether A² = A, so that v − A v has no protected part."""
 
-    def project_(self, v: Tensor) -> Tensor:
-        """v − A v in the place of v (with one more vector for A v)."""
-        return v.sub_(self.protected_part_(v.clone()))
+    def project_(self, v: Tensor, travelled: float = 1.0) -> Tensor:
+        """Overwrite v by v − A v, with one more vector for A v."""
+        return v.sub_(self.protected_part_(v.clone(), travelled))
 
-    def leak(self, v: Tensor) -> float:
-        """‖A v‖ / ‖v‖: for a hard projector the share of a displacement v that lies in protected directions."""
+    def leak(self, v: Tensor, travelled: float = 1.0) -> float:
+        """‖A v‖ / ‖v‖: for a hard projector the share of an update v that lies in protected directions."""
         size = self._norm(v)
-        return self._norm(self.protected_part_(v.clone())) / size if size else 0.0
+        return self._norm(self.protected_part_(v.clone(), travelled)) / size if size else 0.0
 
     def _norm(self, v: Tensor) -> float:
         return float(self.columns.vector_total(v.norm().double().square()).sqrt())

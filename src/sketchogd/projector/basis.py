@@ -1,34 +1,33 @@
-"""Projectors on the basis of a sketch of gradients, for all parameters together or one block of them at a time."""
+"""Projectors on the basis of a sketch of gradients, for all parameters together or for one block of them at a time.
+
+Letters: B (r, p) a basis of orthonormal rows, α (r,) the share of each row that is removed from an update.
+"""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..linalg import coefficients, combination
+from ..linalg.dense import coefficients, combination
 from ..sketch.columns import UNSPLIT, Columns
-from .base import Projector, soft_share
+from .base import Anchor, Projector, soft_share
 
 
 @dataclass(eq=False)
 class BasisProjector(Projector):
-    """A = Bᵀ diag(α) B for a basis B (r, p) of orthonormal rows; α = 1 (hard) unless weights are given.
+    """A = Bᵀ diag(α) B, hard (α = 1) unless shares are given.
 
-    A basis kept in bfloat16 is no longer orthonormal to float32 precision; `gram_inverse` = (B Bᵀ)⁻¹ makes A the exact
-    projector on the span of the rounded rows. With `columns` the basis has only these of its columns in this process.
-
-    With `pull`, weight · λ of each row, it is anchored, and α is as `Pull` has it; directions outside of the basis are
-    then shrunk as a row with the pull `elsewhere` would be.
+    Args:
+        basis: B (r, p), or the columns of it that this process holds.
+        alpha: α (r,), 0 <= α < 1; None projects hard.
+        gram_inverse: (B Bᵀ)⁻¹ for a basis kept in fewer bits, which is no longer orthonormal to float32 precision: A is
+            then the exact projector on the span of the rounded rows.
+        columns: which columns this process holds.
     """
 
     basis: Tensor
     alpha: Tensor | None = None
     gram_inverse: Tensor | None = None
     columns: Columns = UNSPLIT
-    pull: Tensor | None = None
-    elsewhere: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.anchored = self.pull is not None
 
     @property
     def empty(self) -> bool:
@@ -38,20 +37,52 @@ class BasisProjector(Projector):
     @property
     def hard(self) -> bool:
         """Whether no direction is only shrunk."""
-        return self.alpha is None and self.pull is None
+        return self.alpha is None
 
-    def protected_part_(self, v: Tensor) -> Tensor:
-        """Bᵀ (α ∘ (B v)), and with α₀ for all other directions Bᵀ ((α − α₀) ∘ (B v)) + α₀ v."""
+    def protected_part_(self, v: Tensor, travelled: float = 1.0) -> Tensor:
+        """Bᵀ (α ∘ (B v))."""
         mine = self.columns.of(v)
-        c = self.columns.total(coefficients(self.basis, mine))
-        if self.gram_inverse is not None:
-            c = self.gram_inverse @ c
-        alpha, outside = self.alpha, 0.0
-        if self.pull is not None:
-            outside = self.travelled * self.elsewhere / (1 + self.travelled * self.elsewhere)
-            alpha = soft_share(self.travelled * self.pull) - outside
-        if alpha is not None:
-            c = c * alpha
+        c = _coordinates(self.basis, self.gram_inverse, self.columns, mine)
+        combination(self.basis, c if self.alpha is None else c * self.alpha, out=mine)
+        return self.columns.complete_(v)
+
+
+@dataclass(eq=False)
+class PullingBasis(Projector):
+    """A = Bᵀ diag(α − α₀) B + α₀ I with α = x / (1 + x), x = travelled · pull: back to the anchor, as `Pull` says.
+
+    Args:
+        basis: B (r, p), or the columns of it that this process holds.
+        pull: weight of a square displacement along each row (r,).
+        elsewhere: the same for all directions outside of the span of B, from which α₀ follows.
+        anchor: how the weights that are pulled back to are stored.
+        gram_inverse: see `BasisProjector`.
+        columns: see `BasisProjector`.
+    """
+
+    basis: Tensor
+    pull: Tensor
+    elsewhere: float = 0.0
+    anchor: Anchor | None = None
+    gram_inverse: Tensor | None = None
+    columns: Columns = UNSPLIT
+
+    @property
+    def empty(self) -> bool:
+        """Whether the basis has no rows."""
+        return len(self.basis) == 0
+
+    @property
+    def hard(self) -> bool:
+        """False: a pull shrinks."""
+        return False
+
+    def protected_part_(self, v: Tensor, travelled: float = 1.0) -> Tensor:
+        """Bᵀ ((α − α₀) ∘ (B v)) + α₀ v."""
+        mine = self.columns.of(v)
+        c = _coordinates(self.basis, self.gram_inverse, self.columns, mine)
+        outside = travelled * self.elsewhere / (1 + travelled * self.elsewhere)
+        c = c * (soft_share(travelled * self.pull) - outside)
         spread = mine * outside if outside else None
         combination(self.basis, c, out=mine)
         if spread is not None:
@@ -59,14 +90,20 @@ class BasisProjector(Projector):
         return self.columns.complete_(v)
 
 
+def _coordinates(B: Tensor, gram_inverse: Tensor | None, columns: Columns, v: Tensor) -> Tensor:
+    """Coordinates (r,) in the rows of B of the part of v in their span."""
+    c = columns.total(coefficients(B, v))
+    return c if gram_inverse is None else gram_inverse @ c
+
+
 @dataclass(eq=False)
 class BlocksProjector(Projector):
-    """A with one block for each stretch of the parameters: every block of v is projected by itself."""
+    """A block-diagonal A: every block of parameters has a projector of its own."""
 
-    blocks: list[tuple[slice, BasisProjector]]
+    blocks: list[tuple[slice, Projector]]
 
     def __post_init__(self) -> None:
-        self.anchored = any(projector.anchored for _, projector in self.blocks)
+        self.anchor = self.blocks[0][1].anchor if self.blocks else None
 
     @property
     def empty(self) -> bool:
@@ -78,9 +115,8 @@ class BlocksProjector(Projector):
         """Whether no direction of any block is only shrunk."""
         return all(projector.hard for _, projector in self.blocks)
 
-    def protected_part_(self, v: Tensor) -> Tensor:
+    def protected_part_(self, v: Tensor, travelled: float = 1.0) -> Tensor:
         """A_j v_j for every block j."""
         for place, projector in self.blocks:
-            projector.travelled = self.travelled
-            projector.protected_part_(v[place])
+            projector.protected_part_(v[place], travelled)
         return v

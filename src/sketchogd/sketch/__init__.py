@@ -1,5 +1,6 @@
 """Sketches: fixed-size summaries of a stream of rows."""
 
+from .additive import Additive
 from .base import REGISTRY, Sketch
 from .factored import FactoredSketch
 from .frequent import FrequentDirections, IncrementalPCA
@@ -10,6 +11,7 @@ from .rows import AllRows, RandomRows
 
 __all__ = [
     "REGISTRY",
+    "Additive",
     "AllRows",
     "FactoredSketch",
     "FrequentDirections",

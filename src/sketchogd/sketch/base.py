@@ -39,10 +39,6 @@ class Sketch(ABC):
     """How many rows were observed."""
     energy: float = 0.0
     """Σ ‖v‖² over them, the trace of the second moment."""
-    offset: int = 0
-    """How many rows before the next one are in other processes' sketches, to be summed with this one."""
-    exponent: int | None = None
-    """What is kept is times 4^(-exponent), where squares of rows could overflow."""
     columns: Columns
     """Which of the d columns are here: all, unless the sketch is split over processes."""
 
@@ -172,38 +168,6 @@ class Sketch(ABC):
                 f"into {self!r} on rows of length {self.d} ({self.dtype})"
             )
         self._check_mergeable(other)
-
-    # ---------------------------------------------------------------- sums over processes
-
-    def summand(self) -> Tensor | None:
-        """The tensor, restored, whose sum over sketches is the sketch of all their rows; None where they do not add up.
-
-        Sums need one common `exponent`, and draws that belong to different rows: see `skip`.
-        """
-        return None
-
-    def skip(self, rows: int) -> None:
-        """Say that other processes observe the next `rows` rows: no draw that belongs to them is used here."""
-        self.offset += rows
-
-    def set_aside(self) -> None:
-        """Forget what was observed, but not how much: another process has it, and sums will bring it back."""
-        S = self.summand()
-        assert S is not None
-        S.zero_()
-        self.offset, self.count = self.offset + self.count, 0
-        self.energy, self.exponent = 0.0, None
-
-    def scale_to(self, exponent: int | None) -> None:
-        """Bring the summand to another exponent, at least its own."""
-        S = self.summand()
-        if S is not None and exponent is not None and self.exponent is not None:
-            S.mul_(4.0 ** max(self.exponent - exponent, -500))
-        self.exponent = exponent
-
-    def summed(self, count: int, energy: float) -> None:
-        """Take the numbers that belong to a summand that was summed over processes."""
-        self.count, self.energy, self.offset = count, energy, 0
 
     # ---------------------------------------------------------------- bytes and state
 

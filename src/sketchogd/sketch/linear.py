@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..linalg.dense import gram, nystrom, orthonormal_coordinates, polish_, transform_, whiten
 from ..seeds import derive_seed, hash32, normal_rows
+from .additive import Additive
 from .base import largest_rank, positive
 from .factored import FactoredSketch
 from .scaling import added_scaled_, rescale_, scaled, unscaled
@@ -30,7 +31,7 @@ ROW_ENTRIES = 4
 """How many rows of Y an observed row is added to by a `GradientSketch` with a sparse test matrix."""
 
 
-class LinearSketch(FactoredSketch):
+class LinearSketch(FactoredSketch, Additive):
     """What the three have in common: sketches of two streams add up to the sketch of both."""
 
     def summand(self) -> Tensor:
@@ -154,7 +155,6 @@ class ProductSketch(LinearSketch):
         self.seed = seed
         self.test_matrix = named_test_matrix(_revived(test_matrix))
 
-    exponent: int | None = None
     omega: TestMatrix
 
     def settings(self) -> dict[str, Any]:
@@ -242,7 +242,6 @@ class SymmetricSketch(LinearSketch):
         self.seed = seed
         self.test_matrix = named_test_matrix(_revived(test_matrix))
 
-    exponent: int | None = None
     omega: TestMatrix
     psi: TestMatrix
 

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from ..linalg.dense import RELATIVE_RANK
+from .additive import Additive
 from .base import Sketch
 from .scaling import added_scaled_, rescale_, scaled, unscaled
 
 
-class SecondMoment(Sketch):
+class SecondMoment(Sketch, Additive):
     """M itself; its eigenvectors take its place when they are asked for, M = Bᵀ diag(λ) B.
 
     >>> sketch = SecondMoment().bind(2)
@@ -24,7 +25,6 @@ class SecondMoment(Sketch):
     matrix: Tensor
     values: Tensor | None = None
     """λ when `matrix` holds eigenvectors, otherwise None."""
-    exponent: int | None = None
 
     def settings(self) -> dict[str, Any]:
         """None."""

@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import storage
 from ..errors import StorageError
 from ..memory import REGISTRY, Memory
 from ..model.batches import Output
 from ..model.parameters import ProtectedParameters, local
 from ..optimizer.reference import Copy
+from ..projector.base import Anchor
+from . import file
 
 ANCHOR = "anchor."
 """What the names of an anchor's tensors begin with; behind it the parameter's name, and then that of the part."""
@@ -36,7 +37,8 @@ def contents(
     if kind is None:
         raise StorageError(f"the memory is of kind {meta['memory']!r}; known are {', '.join(sorted(REGISTRY))}")
     loaded = kind.from_meta(dict(meta))
-    anchor = _anchor(tensors, parameters, loaded.rounded) if loaded.anchored else []
+    kept = loaded.rule.anchor
+    anchor = [] if kept is None else _anchor(tensors, parameters, kept)
     loaded.bind(parameters, output)
     loaded.load_state_dict({"meta": meta, "tensors": tensors})
     return loaded, anchor
@@ -44,14 +46,14 @@ def contents(
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The metadata of a memory file, with the shape and bytes of each tensor, without a model."""
-    meta, tensors = storage.read(path)
+    meta, tensors = file.read(path)
     sizes = {n: {"shape": list(t.shape), "nbytes": t.numel() * t.element_size()} for n, t in tensors.items()}
     return {**meta, "tensors": sizes, "nbytes": sum(size["nbytes"] for size in sizes.values())}
 
 
-def _anchor(tensors: Mapping[str, Tensor], parameters: ProtectedParameters, rounded: bool) -> list[Copy]:
+def _anchor(tensors: Mapping[str, Tensor], parameters: ProtectedParameters, anchor: Anchor) -> list[Copy]:
     """Copies like the ones these parameters would have, with the numbers of the state; none where it has no anchor."""
-    copies = [Copy.like(local(t.detach()), rounded) for t in parameters.tensors]
+    copies = [Copy.like(local(t.detach()), anchor) for t in parameters.tensors]
     parts = [
         (tensors.get(ANCHOR + name + suffix), part)
         for name, copy in zip(parameters.names, copies, strict=True)

@@ -83,7 +83,7 @@ def recommend(
     Raises ValueError unless exactly one budget is given and a sketch of rank 1 fits.
 
     >>> import torch
-    >>> from sketchogd.testmatrix import Gaussian
+    >>> from sketchogd import Gaussian
     >>> flat, step = torch.ones(110), torch.tensor([10.0] * 10 + [1.4] * 100)
     >>> recommend(flat, vectors=30).kind, recommend(step, vectors=30).kind
     ('product', 'product')

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..linalg.dense import gram
-from ..projector import LayerProjector
+from ..projector import ShrinkingLayer
 
 
 def soft_layer_objective(
@@ -31,7 +31,7 @@ def soft_layer_update(proposal: Tensor, input_moment: Tensor, output_moment: Ten
     """The minimiser of `soft_layer_objective`, (o, w) in float64: V_δ (X ∘ μ/(λδ λa + μ)) V_aᵀ with X = V_δᵀ ΔW₀ V_a.
 
     In the coordinates of both eigenbases the objective falls into scalars (x − x₀)² + λδ_i λa_j x²/μ, whose minimum is
-    x = (1 − α) x₀ with α = λδ_i λa_j / (λδ_i λa_j + μ). A `LayerProjector` does this with the eigenpairs it keeps (the
+    x = (1 − α) x₀ with α = λδ_i λa_j / (λδ_i λa_j + μ). A `ShrinkingLayer` does this with the eigenpairs it keeps (the
     others count as λ = 0) and μ = ridge · mean, the mean being that of all products λδ_i λa_j.
 
     >>> soft_layer_update(torch.tensor([[2.0, 2.0]]), torch.diag(torch.tensor([3.0, 0.0])), None, 1.0)
@@ -47,7 +47,7 @@ def soft_layer_update(proposal: Tensor, input_moment: Tensor, output_moment: Ten
     return U @ ((U.T @ proposal.double() @ V) * (mu / (products + mu))) @ V.T
 
 
-def layer_change_bound(layer: LayerProjector, input_error: float = 0.0, output_error: float = 0.0) -> float:
+def layer_change_bound(layer: ShrinkingLayer, input_error: float = 0.0, output_error: float = 0.0) -> float:
     """c with Σ (δᵀ ΔW a)² <= c ‖ΔW₀‖_F² over everything remembered, for any proposal ΔW₀ that `layer` projects to ΔW.
 
     c = max_ij (λδ_i + ε_δ)(λa_j + ε_a)(1 − α_ij)², i and j running over the eigenvalues kept and, for the directions
@@ -64,14 +64,14 @@ def layer_change_bound(layer: LayerProjector, input_error: float = 0.0, output_e
     alpha = torch.zeros(kept.shape[0] + 1, kept.shape[1] + 1, dtype=torch.float64, device=kept.device)
     alpha[:-1, :-1] = kept
     zero = alpha.new_zeros(1)
-    inputs = torch.cat([layer.input_values.double(), zero]) + input_error
-    if layer.output_values is None:
+    inputs = torch.cat([layer.spectra.input_values.double(), zero]) + input_error
+    if layer.spectra.output_values is None:
         return float((inputs * (1 - torch.cat([kept[0], zero])).square()).max())
-    outputs = torch.cat([layer.output_values.double(), zero]) + output_error
+    outputs = torch.cat([layer.spectra.output_values.double(), zero]) + output_error
     return float((outputs[:, None] * inputs[None, :] * (1 - alpha).square()).max())
 
 
-def layer_residuals(layer: LayerProjector, inputs: Tensor, sensitivities: Tensor) -> Tensor:
+def layer_residuals(layer: ShrinkingLayer, inputs: Tensor, sensitivities: Tensor) -> Tensor:
     """‖(I − A) δaᵀ‖_F² (n,) in float64 for pairs of rows a (n, w) and δ (n, o), A being what `layer` subtracts.
 
     The change of an output is ⟨δaᵀ, (I − A)ΔW₀⟩ = ⟨(I − A)δaᵀ, ΔW₀⟩, so its square is at most this times ‖ΔW₀‖_F²: the
@@ -83,8 +83,12 @@ def layer_residuals(layer: LayerProjector, inputs: Tensor, sensitivities: Tensor
         raise ValueError(f"pairs of rows are needed; got {len(inputs)} inputs and {len(sensitivities)} sensitivities")
     a, delta = inputs.double(), sensitivities.double()
     whole = a.square().sum(1) * delta.square().sum(1)
-    c = (a if layer.inputs is None else a @ layer.inputs.double().T).square()
-    e = delta.square().sum(1, keepdim=True) if layer.outputs is None else (delta @ layer.outputs.double().T).square()
+    c = (a if layer.spectra.inputs is None else a @ layer.spectra.inputs.double().T).square()
+    e = (
+        delta.square().sum(1, keepdim=True)
+        if layer.spectra.outputs is None
+        else (delta @ layer.spectra.outputs.double().T).square()
+    )
     kept = torch.einsum("ni,ij,nj->n", e, (1 - layer.alpha.double()).square(), c)
     return kept + (whole - e.sum(1) * c.sum(1)).clamp_min(0)
 

@@ -39,18 +39,17 @@ def bound(memory: so.Memory, model: nn.Module, tasks: int = 2) -> so.Memory:
     return memory
 
 
-def dense(projector: Projector, p: int) -> Tensor:
+def dense(projector: Projector, p: int, travelled: float) -> Tensor:
     """The matrix that `protected_part_` multiplies by."""
-    return torch.stack([projector.protected_part_(e.clone()) for e in torch.eye(p, dtype=torch.float64)]).T
+    return torch.stack([projector.protected_part_(e.clone(), travelled) for e in torch.eye(p, dtype=torch.float64)]).T
 
 
 def alone(model: nn.Module, travelled: float, **layers: object) -> tuple[Tensor, Tensor]:
     """A of a layer memory and P of a gradient sketch, each by itself, as matrices (p, p)."""
     A = bound(so.LayerSketch(**{**LAYERS, **layers}), model).projector()
-    A.travelled = travelled
     B = bound(so.GradientMemory(so.ProductSketch(7, seed=2)), model).projector().basis
     p = B.shape[1]
-    return dense(A, p), B.T @ B
+    return dense(A, p, travelled), B.T @ B
 
 
 @pytest.mark.parametrize("layers", [{}, {"ridge": 0.1, "strength": None}])
@@ -58,14 +57,13 @@ def test_the_projector_is_the_product_of_two(layers: dict) -> None:
     model = net()
     projector = bound(make(**layers), model).projector()
     assert isinstance(projector, BothProjector)
-    assert projector.anchored is (not layers)
+    assert (projector.anchor is None) == bool(layers)
     assert not projector.hard
     assert not projector.empty
-    projector.travelled = 0.7
     A, P = alone(model, 0.7, **layers)
     eye = torch.eye(len(A), dtype=torch.float64)
     wanted = eye - (eye - P) @ (eye - A)
-    found = dense(projector, len(A))
+    found = dense(projector, len(A), 0.7)
     torch.testing.assert_close(found, wanted, atol=1e-9, rtol=0)
     other_order = eye - (eye - A) @ (eye - P)
     assert (found - other_order).norm() > 1e-3, "the two orders differ here, so the test can tell them apart"
@@ -140,7 +138,7 @@ def test_a_file_brings_everything_back(tmp_path) -> None:
         protection.remember([data(1)])
     assert second.memory.examples == 50
     p = first.parameters.p
-    assert torch.equal(dense(first.projector, p), dense(second.projector, p))
+    assert torch.equal(dense(first.projector, p, 1.0), dense(second.projector, p, 1.0))
 
 
 def test_a_state_of_other_settings_changes_nothing() -> None:
@@ -185,12 +183,12 @@ def test_the_method_has_the_memory_that_its_options_say() -> None:
     given = Setup(model, optimizer, lambda x, y, group: cross_entropy(model(x), y), 2, 56)
     memory = build(method("both", rank=9, layer_rank=5, strength=0.5, damping=0.25), given).protection.memory
     assert isinstance(memory, Both)
-    assert (memory.layers.rank, memory.layers.strength, memory.layers.damping) == (5, 0.5, 0.25)
+    assert (memory.layers.rank, memory.layers.rule.strength, memory.layers.rule.damping) == (5, 0.5, 0.25)
     assert memory.gradients.sketch.rank == 9
     model = net()
     given = Setup(model, torch.optim.SGD(model.parameters(), lr=0.1), given.loss, 2, 56)
     usual, plain = build(method("both"), given).protection.memory, so.LayerSketch(200)
-    assert (usual.layers.strength, usual.layers.damping) == (plain.strength, plain.damping)
+    assert (usual.layers.rule.strength, usual.layers.rule.damping) == (plain.rule.strength, plain.rule.damping)
     assert KINDS["both"].options == {"rank": 300, "layer_rank": 200, "strength": None, "damping": None}
     with pytest.raises(ValueError, match="budget"):
         build(method("both", budget=10**6), given)

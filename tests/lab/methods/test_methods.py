@@ -218,7 +218,7 @@ def test_a_budget_of_a_pull_holds_its_anchor_too() -> None:
         learner = build(method("sketchogd-pull", budget=25_000, blocks=3, every=every), given)
         train(given, learner, range(3))
         assert 0.8 * 25_000 < sum(t.nbytes for t in learner.tensors().values()) <= 25_000
-        assert learner.protection.memory.strength == 8.0
+        assert learner.protection.memory.rule.strength == 8.0
 
 
 def test_a_budget_with_an_offloaded_sketch_counts_what_is_on_the_device() -> None:

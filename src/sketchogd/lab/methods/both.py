@@ -30,7 +30,7 @@ class BothProjector(Projector):
     gradients: Projector
 
     def __post_init__(self) -> None:
-        self.anchored, self.rounded = self.layers.anchored, self.layers.rounded
+        self.anchor = self.layers.anchor
         self.columns = self.gradients.columns
 
     @property
@@ -43,10 +43,9 @@ class BothProjector(Projector):
         """False: two hard projections one after the other are not one."""
         return False
 
-    def protected_part_(self, v: Tensor) -> Tensor:
+    def protected_part_(self, v: Tensor, travelled: float = 1.0) -> Tensor:
         """A v + P (v − A v), with one more vector for A v."""
-        self.layers.travelled = self.travelled
-        pulled = self.layers.protected_part_(v.clone())
+        pulled = self.layers.protected_part_(v.clone(), travelled)
         return self.gradients.protected_part_(v.sub_(pulled)).add_(pulled)
 
 
@@ -58,6 +57,7 @@ class Both(Memory):
     def __init__(self, layers: LayerSketch, gradients: GradientMemory) -> None:
         self.layers = layers
         self.gradients = gradients
+        self.rule = layers.rule
 
     output: Output | None
 
@@ -65,19 +65,9 @@ class Both(Memory):
         return f"Both({self.layers!r}, {self.gradients.sketch!r})"
 
     @property
-    def separate(self) -> bool:
-        """The layer memory's eigenvectors stand in the place of its sketches."""
+    def lasting(self) -> bool:
+        """False: the layer memory's eigenvectors stand in place of its sketches."""
         return False
-
-    @property
-    def anchored(self) -> bool:
-        """See `Memory`."""
-        return self.layers.anchored
-
-    @property
-    def rounded(self) -> bool:
-        """See `Memory`."""
-        return self.layers.rounded
 
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; without an output, every logit for the layers and the true one for the gradients."""

@@ -14,8 +14,9 @@ from sketchogd.lab.methods.learner import Baseline
 from sketchogd.lab.methods.outputs import AS_USUAL, Remembered
 from sketchogd.lab.methods.protected import Nothing, Protected
 from sketchogd.lab.methods.registry import KINDS, Builder, Kind, Method, Setup, build, method, register, unknown
-from sketchogd.optimizer.reference import copies_nbytes
+from sketchogd.optimizer.reference import FULL, copies_nbytes
 from sketchogd.paper.published_agem import PublishedAGEM
+from sketchogd.projector import Anchor
 from sketchogd.seeds import derive_seed
 from sketchogd.sketch.base import largest_rank
 
@@ -53,8 +54,8 @@ def _room(settings: Method, setup: Setup) -> int:
     options = settings.options
     anchored = options.get("ridge", 0.0) is None or options.get("strength") is not None
     parameters = so.ProtectedParameters(setup.model, setup.protected)
-    rounded = options.get("anchor_dtype") == "int8"
-    copies = copies_nbytes(parameters.tensors, rounded) if settings.every > 1 or anchored else 0
+    anchor = Anchor(options.get("anchor_dtype")) if anchored else FULL
+    copies = copies_nbytes(parameters.tensors, anchor) if settings.every > 1 or anchored else 0
     if settings.budget <= copies:
         raise ValueError(
             f"{settings.name}: a budget of {settings.budget:,} bytes does not even hold the copy of the weights "
