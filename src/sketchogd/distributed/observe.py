@@ -1,15 +1,16 @@
-"""Three ways in which R processes, each with examples of its own, come to one memory of all of them.
+"""Three ways in which R processes, each with its own examples, fill one memory with the examples of all.
 
-* `BySum`: each process sketches its own examples and the sketches are added up by one all-reduce when a projector is
-  wanted. For everything that adds up: the paper's three sketches, second moments, layer memories.
-* `ByRows`: each process gets the columns that it holds of everybody's gradients, and does with them what one process
-  would do. For sketches that are split by columns, and for those that do not add up (rows, PCA, frequent directions).
-* `BySameExamples`: all processes go through all examples together. For split parameters (FSDP2), where an example's
-  gradient comes out in parts, one in each process.
+* `BySum`: each process sketches its own examples, and one all-reduce adds the sketches when a projector is needed. For
+  everything that adds up: the paper's three sketches, second moments, layer memories.
+* `ByRows`: each process receives the columns that it holds of everybody's gradients, and does with them what one
+  process would do. For sketches that are split by columns, and for those that do not add up (rows, PCA, frequent
+  directions).
+* `BySameExamples`: all processes go through all examples together. For split parameters (FSDP2), where the gradient of
+  an example comes out in parts, one in each process.
 
-All work in rounds, in which every process says how many examples it brings, so that shards may be uneven or empty and
-a process that fails can tell the others. A round counts its examples in the order of the processes; the result is what
-one process would have found that observed them in this order.
+All work in rounds, in which every process announces how many examples it brings, so that shards may be uneven or empty
+and a process that fails can tell the others. A round counts its examples in the order of the processes: the result is
+that of one process that observed them in this order.
 """
 
 from abc import ABC, abstractmethod
@@ -35,23 +36,23 @@ _FINISHED, _FAILED = -1, -2
 
 
 class Sharing(ABC):
-    """How the memories of a group's processes become one."""
+    """How the memories of the processes of a group become one."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
 
     @abstractmethod
     def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
-        """Observe every process's batches. All processes call it, those without examples too."""
+        """Observe the batches of every process. All processes call it, also those without examples."""
 
     @abstractmethod
     def complete(self, memory: Memory) -> None:
-        """See to it that the memory of this process knows what all have observed."""
+        """Bring to this process's memory what all processes have observed."""
 
     def _rounds(self, items: Iterator[Any], size: Any) -> Iterator[tuple[Any, list[int]]]:
-        """(this process's next item or None, the sizes of all processes' items) until all are out of items.
+        """Yield (this process's next item or None, the sizes of all items) until every process is out of items.
 
-        An error in one process ends the rounds of all: there it is raised, elsewhere a ProtectionError names it.
+        An error in one process ends the rounds of all; the others raise a ProtectionError that names the process.
         """
         while True:
             item, error = None, None
@@ -74,7 +75,7 @@ class Sharing(ABC):
 
 
 class BySum(Sharing):
-    """Sketch apart, add up later. Process 0 carries what all knew before, so that nothing is counted R times."""
+    """Sketch apart, add up later. Process 0 keeps what was known before, so that nothing is counted R times."""
 
     def __init__(self, group: Group) -> None:
         super().__init__(group)
@@ -125,7 +126,7 @@ _NO_EXPONENT = -(1 << 30)
 
 
 def _stopping(batches: Iterable[Batch], errors: list[Exception]) -> Iterator[Batch]:
-    """The batches, until an error was put on the list, which is raised."""
+    """The batches, until there is an error on the list, which is raised."""
     for batch in batches:
         yield batch
         if errors:
@@ -141,7 +142,7 @@ def _token_counts(memory: Memory) -> list[Tensor]:
 
 
 def _add_up(group: Group, tensors: list[Tensor]) -> None:
-    """Sum each tensor over all processes, in place: one all-reduce, without a copy where there is only one."""
+    """Sum each tensor over all processes in place: one all-reduce, without a copy if there is only one tensor."""
     if len(tensors) == 1:
         group.total(tensors[0])
         return
@@ -181,7 +182,7 @@ class ByRows(Sharing):
             sketch.observe(rows)
 
     def _gathered(self, rows: Tensor, sizes: list[int]) -> list[Tensor]:
-        """The rows of every process: one all-gather, filled up to equal sizes."""
+        """The rows of every process: one all-gather of parts padded to equal sizes."""
         filled = rows.new_zeros(max(sizes), rows.shape[1])
         filled[: len(rows)] = rows
         whole = self.group.gather(filled).split(max(sizes))
@@ -195,9 +196,9 @@ class ByRows(Sharing):
         return [part.view(n, columns.width) for part, n in zip(found, sizes, strict=True)]
 
     def _scatter_sums(self, sketch: "Linear", G: Tensor, sizes: list[int], columns: FlatShard) -> None:
-        """S += Σ M G over all processes, each getting its columns: reduce-scatters of blocks of M G.
+        """S += Σ M G over all processes, each receiving its columns: reduce-scatters of blocks of M G.
 
-        Where a process has more gradients in a round than the sketch has rows, this moves less than the rows do.
+        If a process has more gradients per round than the sketch has rows, this moves less than the gradients would.
         """
         bad = (~G.isfinite().all(1)).nonzero().flatten().tolist()
         largest = self.group.largest(float(G.abs().max()) if len(G) and not bad else float("inf") if bad else 0.0)
@@ -233,7 +234,7 @@ def _chunks(memory: GradientMemory, batches: Iterable[Batch]) -> Iterator[Tensor
 
 
 class BySameExamples(Sharing):
-    """Every example goes from the process that has it to all others, and all observe it together."""
+    """Every example is broadcast by the process that has it, and all observe it together."""
 
     def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
         """See `Sharing`; examples travel, no gradients."""
@@ -252,7 +253,7 @@ class BySameExamples(Sharing):
 
 
 def sharing_for(memory: Memory, group: Group) -> Sharing:
-    """The way that fits a memory that is bound. Raises ValueError where there is none."""
+    """The way that fits a bound memory. Raises ValueError if there is none."""
     if memory.parameters.split:
         return BySameExamples(group)
     if isinstance(memory, GradientMemory):

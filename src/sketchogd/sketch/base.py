@@ -23,7 +23,7 @@ REGISTRY: dict[str, type["Sketch"]] = {}
 
 
 class Sketch(ABC):
-    """A summary of a stream of rows. Subclasses that give a `name` enter the registry."""
+    """A summary of a stream of rows. Subclasses with a `name` are registered under it."""
 
     name: ClassVar[str] = ""
 
@@ -40,7 +40,7 @@ class Sketch(ABC):
     energy: float = 0.0
     """Σ ‖v‖² over them, the trace of the second moment."""
     columns: Columns
-    """Which of the d columns are here: all, unless the sketch is split over processes."""
+    """Which of the d columns this process holds: all, unless the sketch is split."""
 
     # ---------------------------------------------------------------- settings
 
@@ -49,17 +49,17 @@ class Sketch(ABC):
         """The keyword arguments that make an equal sketch; plain numbers and words."""
 
     def fresh(self: Self, **changes: Any) -> Self:
-        """An unbound sketch with these settings, some of them changed."""
+        """An unbound sketch with the same settings, except for `changes`."""
         return type(self)(**{**self.settings(), **changes})
 
     @abstractmethod
     def cost(self, d: int, itemsize: int = 4) -> int:
-        """The most bytes this sketch keeps for rows of length d (for growing ones: the bytes a row costs)."""
+        """The most bytes this sketch keeps for rows of length d; for a growing sketch, the bytes per row."""
 
     @classmethod
     @abstractmethod
     def from_budget(cls: type[Self], nbytes: int, d: int, **settings: Any) -> Self:
-        """The largest such sketch of rows of length d within `nbytes`; ValueError says how many are needed."""
+        """The largest sketch of this kind within `nbytes` for rows of length d. Raises ValueError if none fits."""
 
     def __repr__(self) -> str:
         inside = ", ".join(f"{key}={value!r}" for key, value in self.settings().items())
@@ -74,10 +74,14 @@ class Sketch(ABC):
         device: torch.device | str | int = "cpu",
         columns: Columns | None = None,
     ) -> Self:
-        """Allocate for rows of length d; returns the sketch itself. A sketch is bound once.
+        """Allocate for rows of length d, and return the sketch. A sketch is bound once.
 
-        With `columns` only these of the d are kept here, `observe` takes only these, and all processes that hold
-        columns call every method together.
+        Args:
+            d: row length.
+            dtype: float32 or float64.
+            device: where the sketch is kept.
+            columns: which of the d columns this process holds; `observe` then takes only these, and all processes that
+                hold columns call every method together.
         """
         if self.d:
             raise ValueError(f"this {type(self).__name__} is bound to rows of length {self.d}; make a fresh() one")
@@ -91,7 +95,7 @@ class Sketch(ABC):
         return self
 
     def observe(self, rows: Tensor) -> None:
-        """Add rows (b, d) to the summary: all of them, or, when an error is raised, none.
+        """Add rows (b, d) to the summary: all of them or, if an error is raised, none.
 
         Raises ValueError for another shape and NonFiniteError, naming the rows, for NaN or infinity.
         """
@@ -111,7 +115,7 @@ class Sketch(ABC):
         self.energy += energy
 
     def require_finite(self, rows: Tensor) -> float:
-        """The largest absolute entry of rows (b, d), in one pass; NonFiniteError, naming them, if one is not finite."""
+        """The largest absolute entry of rows (b, d). Raises NonFiniteError, naming the rows, unless all are finite."""
         low, high = torch.stack(rows.aminmax()).tolist() if rows.numel() else (0.0, 0.0)
         largest = self.columns.largest(max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf)
         if largest == math.inf:
@@ -124,7 +128,7 @@ class Sketch(ABC):
         return largest
 
     def move_(self, device: torch.device | str) -> None:
-        """Bring everything that is kept to another device; what is observed from now on is summed up there."""
+        """Move all tensors to another device; rows observed from now on are added there."""
         self.device = torch.device(device)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
@@ -133,10 +137,10 @@ class Sketch(ABC):
                 value.move_(device)
 
     def end_task(self) -> None:  # noqa: B027 - most sketches do not care about tasks
-        """Say that a task is over. Only sketches that work task by task do anything here."""
+        """End a task. Only sketches that work task by task do anything here."""
 
     def basis(self) -> Tensor:
-        """Orthonormal rows (r, d) of the dominant span of what was observed; valid until the next observe."""
+        """Orthonormal rows (r, d) that span the dominant directions of what was observed; valid until the next observe."""
         return self.spectrum()[1]
 
     @abstractmethod
@@ -146,12 +150,12 @@ class Sketch(ABC):
     @property
     @abstractmethod
     def rank_limit(self) -> int | None:
-        """The most rows a basis can have; None for a sketch that grows."""
+        """The largest rank of a basis; None for a sketch that grows."""
 
     def merge(self: Self, other: Self) -> None:
-        """Take over what `other` observed, as if this sketch had observed both streams. `other` keeps its state.
+        """Add what `other` observed, as if this sketch had observed both streams. `other` keeps its state.
 
-        Raises ValueError when the two were not made to be merged.
+        Raises ValueError if the two cannot be merged.
         """
         self.require_mergeable(other)
         if other.count:
@@ -160,7 +164,7 @@ class Sketch(ABC):
             self.energy += other.energy
 
     def require_mergeable(self, other: "Sketch") -> None:
-        """Raise ValueError, with the reason, when `other` cannot be merged into this one."""
+        """Raise ValueError, with the reason, if `other` cannot be merged into this sketch."""
         self._require_bound()
         if type(other) is not type(self) or (other.d, other.dtype) != (self.d, self.dtype):
             raise ValueError(
@@ -195,7 +199,7 @@ class Sketch(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict` of a sketch with the same settings; all or nothing."""
+        """Continue from the `state_dict` of a sketch with the same settings; all or nothing."""
         self._require_bound()
         meta, tensors = state["meta"], state["tensors"]
         mine = {**self.state_dict()["meta"], "counters": None}
@@ -225,7 +229,7 @@ class Sketch(ABC):
         """The tensors that make up the state."""
 
     def _fixed(self) -> dict[str, Tensor]:
-        """Tensors that are kept but follow from the settings: stored test matrices."""
+        """Tensors that are kept although they follow from the settings: stored test matrices."""
         return {}
 
     def _counters(self) -> dict[str, Any]:
@@ -238,18 +242,18 @@ class Sketch(ABC):
 
     @abstractmethod
     def _check_mergeable(self, other: Any) -> None:
-        """Raise ValueError when `other` cannot be absorbed."""
+        """Raise ValueError if `other` cannot be absorbed."""
 
     @abstractmethod
     def _absorb(self, other: Any) -> None: ...
 
     @abstractmethod
     def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Take over a checked state; shapes are checked here before anything is changed."""
+        """Load a state; its shapes are checked before anything is changed."""
 
 
 def largest_rank(fits: Any, limit: int) -> int:
-    """The largest integer in 1..limit for which `fits` holds, 0 if there is none; `fits` is monotone."""
+    """The largest integer in 1..limit for which the monotone predicate `fits` holds; 0 if there is none."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

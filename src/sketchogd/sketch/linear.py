@@ -9,8 +9,8 @@ M = Σ v vᵀ = GᵀG the second moment of everything observed.
 | 2 | ProductSketch | Y | Y += (G Ω)ᵀ G | orth Y |
 | 3 | SymmetricSketch | Y, W | the same, and W += (G Ψᵀ)ᵀ G | Q = orth Y; U, T = QR(Ψ Qᵀ); X = T⁺ (Uᵀ W); orth [Q; X] |
 
-Methods 2 and 3 keep squares, which overflow float32 for rows beyond 1e19; they keep Y·4^(-e) with e the exponent of
-the largest entry seen, an exact scaling.
+Methods 2 and 3 keep squares, which overflow float32 for entries beyond 1e19. They therefore keep Y·4^(−e), an exact
+scaling, with e the exponent of the largest entry seen.
 """
 
 from collections.abc import Iterator
@@ -28,24 +28,28 @@ from .scaling import added_scaled_, rescale_, scaled, unscaled
 from .testmatrix import Gaussian, Identity, SparseSign, TestMatrix, named_test_matrix
 
 ROW_ENTRIES = 4
-"""How many rows of Y an observed row is added to by a `GradientSketch` with a sparse test matrix."""
+"""To how many rows of Y a `GradientSketch` with a sparse test matrix adds an observed row."""
 
 
 class LinearSketch(FactoredSketch, Additive):
-    """What the three have in common: sketches of two streams add up to the sketch of both."""
+    """Base of the three: the sum of the sketches of two streams is the sketch of both."""
 
     def summand(self) -> Tensor:
-        """Y, with W below it in method 3, times 4^(-exponent)."""
+        """Y, in method 3 with W below it, times 4^(−exponent)."""
         self._open()
         return self.rows
 
 
 class GradientSketch(LinearSketch):
-    """SketchOGD-1: Y = Ωᵀ G over all rows, each with a fresh row of Ω that is never kept.
+    """SketchOGD-1: Y = Ωᵀ G over all observed rows, each with a fresh row of Ω, which is not kept.
 
-    That row is standard normal ("gaussian", the paper's), or has ROW_ENTRIES entries ±√(k / ROW_ENTRIES) ("sparse"):
-    an observed row is then added to a few rows of Y in place of all k. Values are the squared singular values of Y
-    divided by k, since E[YᵀY] = k M for both.
+    Values are the squared singular values of Y divided by k, since E[YᵀY] = k M.
+
+    Args:
+        rank: k.
+        seed: for Ω.
+        test_matrix: "gaussian", the paper's, has standard normal rows; "sparse" has ROW_ENTRIES entries
+            ±√(k / ROW_ENTRIES) per row, so that an observed row is added to a few rows of Y instead of all k.
 
     >>> sketch = GradientSketch(2).bind(3)
     >>> sketch.observe(torch.tensor([[1.0, 0.0, 0.0]] * 4))
@@ -85,7 +89,7 @@ class GradientSketch(LinearSketch):
         self.rows = torch.zeros(min(self.rank, self.d), self.columns.width, dtype=self.dtype, device=self.device)
 
     def mixing(self, G: Tensor, largest: float, ahead: int = 0) -> Tensor:
-        """Ω_bᵀ (k, b), with which Y += Ω_bᵀ G, for rows that `ahead` others come before."""
+        """Ω_bᵀ (k, b) of the update Y += Ω_bᵀ G, for rows that come after `ahead` rows of other processes."""
         # Row n of the stream draws from (seed, n): nothing to store, and no draw is ever used twice.
         row = self.offset + self.count + ahead
         if self.test_matrix == "gaussian":
@@ -96,7 +100,7 @@ class GradientSketch(LinearSketch):
         return omega
 
     def _entries(self, row: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """ROW_ENTRIES times, for rows from `row` on: which row of Y each is added to, and with which weight."""
+        """ROW_ENTRIES pairs: the row of Y that each observed row from `row` on is added to, and its weight."""
         k, size = len(self.rows), (len(self.rows) / ROW_ENTRIES) ** 0.5
         for j in range(ROW_ENTRIES):
             h = hash32(torch.arange(row, row + rows, device=self.device), derive_seed(self.seed, "entry", j))
@@ -136,10 +140,10 @@ class GradientSketch(LinearSketch):
 
 
 class ProductSketch(LinearSketch):
-    """SketchOGD-2: Y = Ωᵀ M with a test matrix that is fixed by the seed.
+    """SketchOGD-2: Y = Ωᵀ M with a test matrix fixed by the seed.
 
-    The values and rows of `spectrum` are the eigenpairs of the Nyström approximation Yᵀ (Y Ω)⁺ Y of M. Where the
-    rank reaches d, Ω is the identity and Y is M itself.
+    The values and rows of `spectrum` are the eigenpairs of the Nyström approximation Yᵀ (Y Ω)⁺ Y of M. If the rank
+    reaches d, Ω is the identity and Y is M itself.
 
     >>> sketch = ProductSketch(3).bind(3)
     >>> sketch.observe(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
@@ -162,7 +166,7 @@ class ProductSketch(LinearSketch):
         return {"rank": self.rank, "seed": self.seed, "test_matrix": _plain(self.test_matrix)}
 
     def cost(self, d: int, itemsize: int = 4) -> int:
-        """k (d + k) numbers, k values, and the test matrix where it is stored."""
+        """k (d + k) numbers, k values, and the test matrix if it is stored."""
         k = min(self.rank, d)
         stored = 0 if k == d else self.test_matrix.cost(d, k, itemsize)
         return itemsize * k * (d + k) + 8 * k + stored
@@ -184,7 +188,7 @@ class ProductSketch(LinearSketch):
         self.omega = _bound(self, k, "omega")
 
     def mixing(self, G: Tensor, largest: float, ahead: int = 0) -> Tensor:
-        """(G Ω)ᵀ (k, b) to scale, with which Y += (G Ω)ᵀ G; G has all d columns, `largest` is that of all processes."""
+        """Scaled (G Ω)ᵀ (k, b) of the update Y += (G Ω)ᵀ G, for G with all d columns and `largest` of all processes."""
         self._open()
         self.exponent = rescale_(self.rows, self.exponent, largest)
         return scaled(self.omega.whole(self.dtype, self.device).apply(G), self.exponent).T
@@ -196,7 +200,7 @@ class ProductSketch(LinearSketch):
         self.rows.addmm_(scaled(self.columns.total(self.omega.apply(G)), self.exponent).T, G)
 
     def add_product(self, product: Tensor, count: int, energy: float) -> None:
-        """Observe a batch of `count` rows of which Ωᵀ M (k, d) and the trace of M are known, in place of the rows."""
+        """Observe a batch of `count` rows given by Ωᵀ M (k, d) and the trace of M instead of the rows."""
         self._open()
         self.exponent = added_scaled_(self.rows, self.exponent, product, 0)
         self.count += count
@@ -224,11 +228,15 @@ class ProductSketch(LinearSketch):
 class SymmetricSketch(LinearSketch):
     """SketchOGD-3: Y = Ωᵀ M and W = Ψ M, with a basis of the symmetric low-rank approximation of M.
 
-    Y and W stand in one block of k + l rows. Written in coordinates of an orthonormal basis E of all these rows, the
-    paper's steps are small products; at the end E is turned so that its first rows are orth [Q; X], and the rest
-    remain so that W can be restored.
+    Y and W are one block of k + l rows. In coordinates of an orthonormal basis E of all these rows, the paper's steps
+    are small products; at the end E is rotated so that its first rows are orth [Q; X]. The others remain, so that W can
+    be restored.
 
-    Raises ValueError unless corank >= rank, which T⁺ needs.
+    Args:
+        rank: k.
+        corank: l >= k, which T⁺ needs.
+        seed: for Ω and Ψ.
+        test_matrix: "sparse", "gaussian", or an object such as `Gaussian(stored=True)`.
     """
 
     name = "symmetric"
@@ -251,7 +259,7 @@ class SymmetricSketch(LinearSketch):
         return {"rank": self.rank, "corank": self.corank, "seed": self.seed, "test_matrix": test_matrix}
 
     def cost(self, d: int, itemsize: int = 4) -> int:
-        """m (d + m) numbers with m = k + l, m values, and the test matrices where they are stored."""
+        """m (d + m) numbers with m = k + l, m values, and the test matrices if they are stored."""
         sizes = min(self.rank, d), min(self.corank, d)
         m = sum(sizes)
         stored = sum(0 if n == d else self.test_matrix.cost(d, n, itemsize) for n in sizes)
@@ -277,7 +285,7 @@ class SymmetricSketch(LinearSketch):
         self.omega, self.psi = _bound(self, k, "omega"), _bound(self, corank, "psi")
 
     def mixing(self, G: Tensor, largest: float, ahead: int = 0) -> Tensor:
-        """[(G Ω)ᵀ; (G Ψᵀ)ᵀ] to scale, for G with all d columns; `largest` is that of all processes."""
+        """Scaled [(G Ω)ᵀ; (G Ψᵀ)ᵀ], for G with all d columns and `largest` of all processes."""
         self._open()
         self.exponent = rescale_(self.rows, self.exponent, largest)
         parts = [matrix.whole(self.dtype, self.device).apply(G) for matrix in (self.omega, self.psi)]

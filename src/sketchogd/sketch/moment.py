@@ -12,7 +12,7 @@ from .scaling import added_scaled_, rescale_, scaled, unscaled
 
 
 class SecondMoment(Sketch, Additive):
-    """M itself; its eigenvectors take its place when they are asked for, M = Bᵀ diag(λ) B.
+    """M itself, overwritten by its eigenvectors when these are needed: M = Bᵀ diag(λ) B.
 
     >>> sketch = SecondMoment().bind(2)
     >>> sketch.observe(torch.tensor([[3.0, 4.0]]))
@@ -24,7 +24,7 @@ class SecondMoment(Sketch, Additive):
 
     matrix: Tensor
     values: Tensor | None = None
-    """λ when `matrix` holds eigenvectors, otherwise None."""
+    """λ while `matrix` holds eigenvectors, otherwise None."""
 
     def settings(self) -> dict[str, Any]:
         """None."""
@@ -77,14 +77,14 @@ class SecondMoment(Sketch, Additive):
         self.matrix.addmm_(G.T, G)
 
     def add_product(self, product: Tensor, count: int, energy: float) -> None:
-        """Observe a batch of `count` rows of which the moment (d, d) and its trace are known, in place of the rows."""
+        """Observe a batch of `count` rows given by its moment (d, d) and trace instead of the rows."""
         self._open()
         self.exponent = added_scaled_(self.matrix, self.exponent, product, 0)
         self.count += count
         self.energy += energy
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """The eigenpairs of M; values below rounding are left out."""
+        """The eigenpairs of M above rounding."""
         self._require_bound()
         if self.values is None:
             values, vectors = torch.linalg.eigh(self.matrix.double())
