@@ -1,4 +1,4 @@
-"""Rules about the code itself: who imports whom, what importing the library pulls in, and how folders say what they are."""
+"""Rules about the code: who imports whom, what importing the library pulls in, and how folders say what they are."""
 
 import ast
 import subprocess

@@ -140,7 +140,7 @@ class Sketch(ABC):
         """End a task. Only sketches that work task by task do anything here."""
 
     def basis(self) -> Tensor:
-        """Orthonormal rows (r, d) that span the dominant directions of what was observed; valid until the next observe."""
+        """Orthonormal rows (r, d) of the dominant span of what was observed; valid until the next observe."""
         return self.spectrum()[1]
 
     @abstractmethod
