@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.functional import conv2d
 
 import sketchogd as so
-from sketchogd.model import batches, gradients
+from sketchogd.model import batches, gradients, sensitivities
 from sketchogd.model.layers import find_layers, patches
 from sketchogd.model.parameters import ProtectedParameters
 from tests import models, reference
@@ -251,7 +251,7 @@ def test_many_logits_are_combined_without_bias():
     total = torch.zeros(6, 6)
     for seed in range(200):
         d = so.layer_signals(body, x, seed=seed)["0"][1]
-        assert len(d) == 3 * gradients.COMBINATIONS
+        assert len(d) == 3 * sensitivities.COMBINATIONS
         total += d.T @ d / 200
     assert (total - exact).norm() / exact.norm() < 0.05
 
