@@ -1,6 +1,6 @@
-"""Time and memory over rank, parameters and gradients: a table, the fitted exponents, and a figure.
+"""Measure time and memory over rank, parameters and gradients: a table, the fitted exponents, and a figure.
 
-Where matplotlib is missing: `--json FILE` there, and `--from-json FILE --figure FIGURE` elsewhere.
+Without matplotlib, run it with `--json FILE`, and elsewhere draw the figure with `--from-json FILE --figure FIGURE`.
 """
 
 import argparse

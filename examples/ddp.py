@@ -1,9 +1,9 @@
-"""Data parallel: every process trains on its part of each batch and remembers its part of each task.
+"""Data parallelism (DDP): every process trains on its part of each batch and remembers its part of each task.
 
 torchrun --nproc-per-node 2 --max-restarts 1 examples/ddp.py
 
-After every task weights and memory are saved. A process that dies makes the others stop within the timeout below;
-torchrun then starts all of them again, and they go on after the last task that was saved. To see it: --kill-in-task 2.
+Weights and memory are saved after every task. If a process dies, the others stop within the timeout below; torchrun
+then restarts all of them, and they continue after the last saved task. Try it with --kill-in-task 2.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def train(tasks, options, folder: Path, device: torch.device):
                 optimizer.step()
             if t == options.kill_in_task and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
                 os._exit(1)
-        protection.remember(loader)  # what the sampler repeats to fill up is left out
+        protection.remember(loader)  # without the examples that the sampler repeats as padding
         dcp.save({"model": model.module.state_dict(), "memory": protection}, checkpoint_id=folder / f"after-task-{t}")
     return model, protection
 

@@ -1,4 +1,4 @@
-"""FSDP2: weights, optimizer state and gradient sketch are all split over the processes, none is ever whole in one.
+"""FSDP2: weights, optimizer state and gradient sketch are sharded over the processes; none is ever whole in one.
 
 torchrun --nproc-per-node 2 examples/fsdp2.py
 """
@@ -43,7 +43,7 @@ def train(tasks, options, device: torch.device, protected: bool):
                 optimizer.step()
         if protection is not None:
             own = torch.arange(rank, options.remembered, size)
-            protection.remember([(x[own], y[own])])  # each process its own; all go through every example together
+            protection.remember([(x[own], y[own])])  # every process passes its own; all then process each one together
     with torch.no_grad():
         scores = [float((model(t.x_test.to(device)).argmax(1).cpu() == t.y_test).float().mean()) for t in tasks]
     return scores, protection

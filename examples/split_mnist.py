@@ -1,6 +1,6 @@
-"""Five tasks of two digits each, one head, a plain training loop: with and without protection.
+"""Split MNIST with and without protection: five tasks of two digits each, one head, a plain training loop.
 
-The network sees (0, 1), then (2, 3), … and is asked about all of them at the end.
+The network is trained on (0, 1), then on (2, 3), … and tested on all of them at the end.
 Run it: python examples/split_mnist.py
 """
 
