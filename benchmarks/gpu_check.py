@@ -70,7 +70,7 @@ def main() -> None:
         p.remember([(x[200:400], y[200:400])])
     A, B = protection.projector.basis.cpu().double(), loaded.projector.basis.double()
     results.append(
-        check("span after going on on the CPU differs", float(torch.linalg.matrix_norm(A - (A @ B.T) @ B, 2)), 5e-2)
+        check("span after continuing on the CPU differs", float(torch.linalg.matrix_norm(A - (A @ B.T) @ B, 2)), 5e-2)
     )
     print(f"{sum(results)} passed, {len(results) - sum(results)} failed")
     raise SystemExit(not all(results))

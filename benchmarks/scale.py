@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--from-json", type=Path, help="measure nothing; draw the points of this file")
+    parser.add_argument("--from-json", type=Path, help="draw the points of this file instead of measuring")
     options = parser.parse_args()
     if options.figure is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--figure needs matplotlib; write --json here and draw it elsewhere with --from-json")

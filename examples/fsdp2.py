@@ -53,10 +53,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rank", type=int, default=100, help="rank of the sketch")
     parser.add_argument("--tasks", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=2, help="epochs a task")
-    parser.add_argument("--examples", type=int, default=1000, help="examples a task")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs per task")
+    parser.add_argument("--examples", type=int, default=1000, help="examples per task")
     parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--remembered", type=int, default=100, help="examples of a task that are remembered")
+    parser.add_argument("--remembered", type=int, default=100, help="examples to remember per task")
     options = parser.parse_args()
     device = start(timeout=timedelta(minutes=2))  # init_process_group, with NCCL or gloo
     tasks = list(benchmark("split-mnist"))[: options.tasks]
