@@ -25,8 +25,8 @@ def true_logit(output: Any, target: Tensor | None) -> Tensor:
     """
     if target is None:
         raise ValueError(
-            "the true logit of an example is that of its class, and no targets came: give (inputs, targets), or an "
-            "output= that needs none"
+            "the true logit is that of the target, but the batch has no targets: pass (inputs, targets), or an output= "
+            "that needs no targets"
         )
     logits = logits_of(output)
     chosen = logits.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)

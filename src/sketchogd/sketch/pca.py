@@ -47,7 +47,7 @@ class PCARows(Sketch):
     @classmethod
     def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "PCARows":
         """Raise ValueError: the number of tasks is unknown."""
-        raise ValueError("PCARows grows with every task and has no budget; use ProductSketch or IncrementalPCA")
+        raise ValueError("PCARows grows with every task, beyond any budget; use ProductSketch or IncrementalPCA")
 
     @property
     def rank_limit(self) -> None:

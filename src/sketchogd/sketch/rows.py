@@ -36,7 +36,7 @@ class AllRows(FactoredSketch):
     @classmethod
     def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "AllRows":
         """Raise ValueError: a sketch that grows exceeds every budget."""
-        raise ValueError("AllRows grows with every row and has no budget; use ProductSketch or RandomRows")
+        raise ValueError("AllRows grows with every row, beyond any budget; use ProductSketch or RandomRows")
 
     def _allocate(self) -> None:
         self.rows = torch.zeros(0, self.columns.width, dtype=self.dtype, device=self.device)

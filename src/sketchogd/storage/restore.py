@@ -83,7 +83,7 @@ def _require_same_parameters(mine: list[dict[str, Any]], theirs: list[dict[str, 
     differences += [
         f"{name} is {a[name]} in the model, {b[name]} in the file" for name in a if b.get(name, a[name]) != a[name]
     ]
-    differences = differences or ["the same parameters stand in another order"]
+    differences = differences or ["the parameters are the same, but in another order"]
     more = f" (and {len(differences) - 5} more)" if len(differences) > 5 else ""
     raise StorageError(
         "the memory is of another model: " + "; ".join(differences[:5]) + more + ". Build the model as it was when the "

@@ -93,7 +93,7 @@ def bound_product_sketch_given(U: Tensor, singular_values: Tensor, omega: Tensor
     """
     squares = _eigenvalues(singular_values)
     if not bool((singular_values[1:] <= singular_values[:-1]).all()):
-        raise ValueError("singular values must fall, in the order of the rows of U")
+        raise ValueError("singular values must be in decreasing order, like the rows of U")
     if U.ndim != 2 or omega.ndim != 2 or U.shape != (len(squares), len(omega)):
         raise ValueError(
             f"expected U ({len(squares)}, d) and omega (d, k), got {tuple(U.shape)} and {tuple(omega.shape)}"

@@ -125,7 +125,7 @@ def stable_rank(singular_values: Tensor) -> float:
 def _row_batches(G: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
     for batch in [G] if isinstance(G, Tensor) else G:
         if batch.ndim != 2:
-            raise ValueError(f"expected rows of shape (n, d), got {tuple(batch.shape)}; one row an example")
+            raise ValueError(f"expected rows of shape (n, d), got {tuple(batch.shape)}; one row per example")
         yield from batch.split(ROWS)
 
 

@@ -73,7 +73,9 @@ def ntk_path(
         outputs: f(X_τ, w₀) (n_τ,) of each task; zeros by default.
     """
     if not len(gradients) == len(targets) == len(bases):
-        raise ValueError(f"{len(gradients)} gradients, {len(targets)} targets and {len(bases)} bases: one each a task")
+        raise ValueError(
+            f"expected one of each per task; got {len(gradients)} gradients, {len(targets)} targets, {len(bases)} bases"
+        )
     moved = torch.zeros(gradients[0].shape[1], dtype=torch.float64, device=gradients[0].device)
     path: list[Tensor] = []
     for t, (G, Y, B) in enumerate(zip(gradients, targets, bases, strict=True)):
