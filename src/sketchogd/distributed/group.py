@@ -115,6 +115,7 @@ class Group:
 
     @contextmanager
     def _together(self, what: str) -> Iterator[None]:
+        """Raise ProtectionError, with what to do, in place of the RuntimeError of a failed collective."""
         try:
             yield
         except RuntimeError as error:
