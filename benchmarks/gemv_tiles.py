@@ -1,4 +1,4 @@
-"""Which tiles the Triton products of `kernels/gemv.py` are fastest with on this GPU, as shares of copy bandwidth."""
+"""Find the fastest tiles for the Triton products of `linalg/gpu.py` on this GPU, as shares of copy bandwidth."""
 
 import argparse
 import itertools

@@ -1,4 +1,4 @@
-"""The library on a GPU against the CPU: test matrices, sketches, leak, layer memory, files. Prints a short table."""
+"""Compare the library on a GPU with the CPU (test matrices, sketches, leak, layer memory, files); prints a table."""
 
 import os
 import tempfile
@@ -56,7 +56,7 @@ def main() -> None:
         name = type(protection.memory).__name__
         results.append(check(f"leak of {name} ({remembered:.1f} s to remember 2,000)", protection.leak, 1e-6))
 
-    # A memory saved on the GPU goes on on the CPU.
+    # A memory saved on the GPU is loaded and continued on the CPU.
     model = mlp().cuda()
     protection = so.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=so.ProductSketch(50))
     protection.remember([(x[:200], y[:200])])
@@ -70,7 +70,7 @@ def main() -> None:
         p.remember([(x[200:400], y[200:400])])
     A, B = protection.projector.basis.cpu().double(), loaded.projector.basis.double()
     results.append(
-        check("span after going on on the CPU differs", float(torch.linalg.matrix_norm(A - (A @ B.T) @ B, 2)), 5e-2)
+        check("span after continuing on the CPU differs", float(torch.linalg.matrix_norm(A - (A @ B.T) @ B, 2)), 5e-2)
     )
     print(f"{sum(results)} passed, {len(results) - sum(results)} failed")
     raise SystemExit(not all(results))

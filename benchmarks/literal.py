@@ -1,4 +1,4 @@
-"""What the paper's algorithm costs when it is written down literally, and what a run of table 1 would take with it."""
+"""Time the paper's algorithm written down literally, and extrapolate to a run of table 1."""
 
 import argparse
 

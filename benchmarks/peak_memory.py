@@ -1,7 +1,7 @@
-"""Measured peak memory against the ledger, for the paper's MLP with a product sketch of rank 1200.
+"""Compare measured peak memory with the ledger, for the paper's MLP with a product sketch of rank 1200.
 
-A fresh process protects the network, remembers 2,000 examples and takes 50 projected steps. Its peak resident memory,
-above what importing torch takes, is compared with the bytes that the ledger states.
+A fresh process protects the network, remembers 2,000 examples and takes 50 projected steps. Its peak resident memory
+above that of importing torch is compared with the bytes of the ledger.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import torch
 
 
 def peak() -> int:
-    """The largest resident set of this process so far, in bytes."""
+    """Return the largest resident set of this process so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -27,7 +27,7 @@ def main() -> None:
     options = parser.parse_args()
 
     imported = peak()
-    # A first factorisation, backward pass and optimizer step load the parts of torch that it imports on demand.
+    # torch loads some of its parts on demand: at the first factorisation, backward pass and optimizer step.
     warm = torch.nn.Parameter(torch.randn(64, 64))
     torch.linalg.eigh(warm.double() @ warm.double().T)[0].sum().backward()
     torch.optim.SGD([warm], lr=0.1, momentum=0.9).step()

@@ -1,6 +1,6 @@
-"""Time and memory over rank, parameters and gradients: a table, the fitted exponents, and a figure.
+"""Measure time and memory over rank, parameters and gradients: a table, the fitted exponents, and a figure.
 
-Where matplotlib is missing: `--json FILE` there, and `--from-json FILE --figure FIGURE` elsewhere.
+Without matplotlib, run it with `--json FILE`, and elsewhere draw the figure with `--from-json FILE --figure FIGURE`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--from-json", type=Path, help="measure nothing; draw the points of this file")
+    parser.add_argument("--from-json", type=Path, help="draw the points of this file instead of measuring")
     options = parser.parse_args()
     if options.figure is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--figure needs matplotlib; write --json here and draw it elsewhere with --from-json")

@@ -1,9 +1,9 @@
-"""Data parallel: every process trains on its part of each batch and remembers its part of each task.
+"""Data parallelism (DDP): every process trains on its part of each batch and remembers its part of each task.
 
 torchrun --nproc-per-node 2 --max-restarts 1 examples/ddp.py
 
-After every task weights and memory are saved. A process that dies makes the others stop within the timeout below;
-torchrun then starts all of them again, and they go on after the last task that was saved. To see it: --kill-in-task 2.
+Weights and memory are saved after every task. If a process dies, the others stop within the timeout below; torchrun
+then restarts all of them, and they continue after the last saved task. Try it with --kill-in-task 2.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def train(tasks, options, folder: Path, device: torch.device):
     if done:
         dcp.load(state, checkpoint_id=done[-1])
         model.module.load_state_dict(state["model"])
-        say(f"goes on from {done[-1].name}, {protection.memory.examples:,} examples remembered")
+        say(f"resumed from {done[-1].name}, {protection.memory.examples:,} examples remembered")
 
     for t, task in enumerate(tasks, start=1):
         if t <= len(done):
@@ -52,7 +52,7 @@ def train(tasks, options, folder: Path, device: torch.device):
                 optimizer.step()
             if t == options.kill_in_task and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
                 os._exit(1)
-        protection.remember(loader)  # what the sampler repeats to fill up is left out
+        protection.remember(loader)  # without the examples that the sampler repeats as padding
         dcp.save({"model": model.module.state_dict(), "memory": protection}, checkpoint_id=folder / f"after-task-{t}")
     return model, protection
 
@@ -64,13 +64,13 @@ def say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=10, help="epochs a task")
+    parser.add_argument("--epochs", type=int, default=10, help="epochs per task")
     parser.add_argument("--tasks", type=int, default=5)
-    parser.add_argument("--examples", type=int, default=2000, help="examples a task")
+    parser.add_argument("--examples", type=int, default=2000, help="examples per task")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--rank", type=int, help="a gradient sketch of this rank, split, instead of a layer memory")
-    parser.add_argument("--folder", type=Path, default=Path("runs/ddp"), help="where to save, and to go on from")
-    parser.add_argument("--kill-in-task", type=int, help="process 1 dies in this task, at the first attempt")
+    parser.add_argument("--rank", type=int, help="a sharded gradient sketch of this rank instead of a layer memory")
+    parser.add_argument("--folder", type=Path, default=Path("runs/ddp"), help="where to save, and to resume from")
+    parser.add_argument("--kill-in-task", type=int, help="let process 1 die in this task, at the first attempt")
     options = parser.parse_args()
     device = start(timeout=timedelta(minutes=2))  # init_process_group, with NCCL or gloo
     tasks = list(benchmark("split-mnist"))[: options.tasks]

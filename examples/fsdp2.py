@@ -1,4 +1,4 @@
-"""FSDP2: weights, optimizer state and gradient sketch are all split over the processes, none is ever whole in one.
+"""FSDP2: weights, optimizer state and gradient sketch are sharded over the processes; none is ever whole in one.
 
 torchrun --nproc-per-node 2 examples/fsdp2.py
 """
@@ -43,7 +43,7 @@ def train(tasks, options, device: torch.device, protected: bool):
                 optimizer.step()
         if protection is not None:
             own = torch.arange(rank, options.remembered, size)
-            protection.remember([(x[own], y[own])])  # each process its own; all go through every example together
+            protection.remember([(x[own], y[own])])  # every process passes its own; all then process each one together
     with torch.no_grad():
         scores = [float((model(t.x_test.to(device)).argmax(1).cpu() == t.y_test).float().mean()) for t in tasks]
     return scores, protection
@@ -53,10 +53,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rank", type=int, default=100, help="rank of the sketch")
     parser.add_argument("--tasks", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=2, help="epochs a task")
-    parser.add_argument("--examples", type=int, default=1000, help="examples a task")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs per task")
+    parser.add_argument("--examples", type=int, default=1000, help="examples per task")
     parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--remembered", type=int, default=100, help="examples of a task that are remembered")
+    parser.add_argument("--remembered", type=int, default=100, help="examples to remember per task")
     options = parser.parse_args()
     device = start(timeout=timedelta(minutes=2))  # init_process_group, with NCCL or gloo
     tasks = list(benchmark("split-mnist"))[: options.tasks]

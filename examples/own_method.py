@@ -1,4 +1,4 @@
-"""A method of one's own in the lab, a `Baseline` with hooks around the steps: weights are pulled to the last ones."""
+"""A custom method for the lab: a `Baseline` whose hook before each step pulls weights to those of the last task."""
 
 from sketchogd.lab.methods import method, register
 from sketchogd.lab.methods.learner import Baseline

@@ -1,4 +1,4 @@
-"""A stream of one's own: any list of tasks, here points in the plane whose two classes turn from task to task.
+"""A custom stream from a list of tasks: points in the plane, divided into two classes by a line that turns per task.
 
 Run it: python examples/own_stream.py
 """
@@ -15,7 +15,7 @@ from sketchogd.lab.streams import Task, from_datasets
 
 
 def turned(angle: float, place: int, n: int = 200) -> Task:
-    """Points around a centre of their own, with a line through it, turned by `angle`, between the classes."""
+    """Return a task: points divided by a line at this angle; a one-hot code of `place` in the inputs marks the task."""
     x = torch.randn(2 * n, 2, generator=torch.Generator().manual_seed(place))
     y = (x @ torch.tensor([math.cos(angle), math.sin(angle)]) > 0).long()
     x = torch.cat([x, torch.eye(4)[place].expand(2 * n, 4)], dim=1)

@@ -1,6 +1,6 @@
-"""Five tasks of two digits each, one head, a plain training loop: with and without protection.
+"""Split MNIST with and without protection: five tasks of two digits each, one head, a plain training loop.
 
-The network sees (0, 1), then (2, 3), … and is asked about all of them at the end.
+The network is trained on (0, 1), then on (2, 3), … and tested on all of them at the end.
 Run it: python examples/split_mnist.py
 """
 
@@ -36,9 +36,9 @@ def train(tasks, memory: so.LayerSketch | None, epochs: int, seed: int = 0):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=30, help="epochs a task (default: the paper's 30)")
+    parser.add_argument("--epochs", type=int, default=30, help="epochs per task (default: the paper's 30)")
     parser.add_argument("--rank", type=int, default=200)
-    parser.add_argument("--ridge", type=float, default=0.1, help="softness of the memory that projects")
+    parser.add_argument("--ridge", type=float, default=0.1, help="ridge of the memory that projects; larger is softer")
     options = parser.parse_args()
     tasks = list(benchmark("split-mnist"))
     print("accuracy after the last task     " + "  ".join(task.name for task in tasks) + "   mean")

@@ -1,4 +1,4 @@
-"""The ledger: every tensor that a protection keeps between steps, with its bytes and what it is for."""
+"""The ledger: every tensor that a protection keeps between steps, with its size in bytes and its purpose."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor that a protection keeps, with what it is for."""
+    """A tensor that a protection keeps, with a name and its purpose."""
 
     name: str
     purpose: str
@@ -16,13 +16,13 @@ class Held:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
+        """Size of the tensor in bytes."""
         return self.tensor.numel() * self.tensor.element_size()
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor that a protection keeps between steps."""
+    """One line of the ledger: the description of a tensor, without the tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,13 +34,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Every tensor that a protection keeps between steps. Prints as a table."""
+    """Descriptions of all tensors that a protection keeps between steps; `str` formats them as a table."""
 
     entries: tuple[Entry, ...]
 
     @staticmethod
     def of(held: Iterator[Held]) -> "Ledger":
-        """The ledger of these tensors."""
+        """Build the ledger of these tensors."""
         return Ledger(
             tuple(
                 Entry(
@@ -57,7 +57,7 @@ class Ledger:
 
     @property
     def nbytes(self) -> int:
-        """All bytes."""
+        """Total size in bytes."""
         return sum(entry.nbytes for entry in self.entries)
 
     def __iter__(self) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""Random numbers that follow from a seed alone: the same on every device, in any order, with nothing stored."""
+"""Random numbers determined by a seed alone: the same on every device, in any order, with nothing stored."""
 
 import hashlib
 import math
@@ -10,7 +10,7 @@ _MASK = 0xFFFFFFFF
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed from any integers and words, independent for different arguments.
+    """Derive a 63-bit seed from integers and strings; different arguments give independent seeds.
 
     >>> derive_seed(0, "omega") == derive_seed(0, "omega"), derive_seed(0, "omega") == derive_seed(0, "psi")
     (True, False)
@@ -20,16 +20,23 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Standard normal numbers that depend on the seed alone, not on the device."""
+    """Draw standard normal numbers that depend only on the seed, not on the device.
+
+    Args:
+        shape: Shape of the result.
+        seed: Determines every number.
+        dtype: Precision of the result; the numbers are drawn in float32.
+        device: Where the result goes; the numbers are drawn on the CPU.
+    """
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float32).to(device=device, dtype=dtype)
 
 
 def hash32(x: Tensor, seed: int) -> Tensor:
-    """A well-mixed 32-bit hash of non-negative int64 numbers, in int64, the same on every device.
+    """Hash non-negative int64 numbers to 32 well-mixed bits, returned as int64; the same on every device.
 
     Two rounds of xor-shift and odd multiplication. A product may wrap around in 64 bits; the mask keeps its low
-    32 bits, which are right either way.
+    32 bits, which are correct in either case.
     """
     x = (x ^ ((x >> 32) * 0x85EBCA6B) ^ (seed & _MASK)) & _MASK
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
@@ -41,9 +48,18 @@ def hash32(x: Tensor, seed: int) -> Tensor:
 
 
 def normal_rows(first: int, rows: int, k: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Standard normal numbers (rows, k); row i depends on the seed and on first + i alone, not on the device.
+    """Generate standard normal numbers (rows, k); row i depends only on the seed and on first + i.
 
-    By Box and Muller from two hashes of a counter: nothing is drawn in turn, so a GPU makes its own.
+    The Box-Muller transform of two hashes of a counter. There is no sequential generator, so that a GPU computes the
+    same numbers as a CPU, up to rounding, without a transfer.
+
+    Args:
+        first: Index of the first row in the stream.
+        rows: Number of rows.
+        k: Numbers per row.
+        seed: Determines every number.
+        dtype: Precision of the result.
+        device: Where the numbers are computed.
     """
     half = (k + 1) // 2
     counter = torch.arange(first * half, (first + rows) * half, device=device)

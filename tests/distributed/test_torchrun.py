@@ -35,7 +35,7 @@ def test_torchrun_restarts_and_goes_on_from_the_last_saved_memory(tmp_path):
     """Process 1 dies in the second of three tasks; what is done again is that task, and nothing is remembered twice."""
     done = torchrun(str(ROOT / "examples" / "ddp.py"), "--folder", str(tmp_path), "--kill-in-task", "2", restarts=1)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "goes on from after-task-1, 101 examples remembered" in done.stdout
+    assert "resumed from after-task-1, 101 examples remembered" in done.stdout
     assert "remembered 303 examples" in done.stdout  # 101 is odd: the sampler padded each task
 
 

@@ -140,7 +140,7 @@ def test_targets_may_be_left_out_where_no_output_needs_them():
     expected = so.per_example_gradients(model, x, torch.zeros(len(x)), output=lambda output, target: output.sum())
     assert torch.equal(found, expected)
     protection = so.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=so.ProductSketch(4))
-    with pytest.raises(ValueError, match="no targets came"):
+    with pytest.raises(ValueError, match="the batch has no targets"):
         protection.observe(x)
 
 

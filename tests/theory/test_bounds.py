@@ -117,7 +117,7 @@ def test_deterministic_bound_at_the_edges():
     assert given(U, torch.ones(4), deficient).value < math.inf
     with pytest.raises(ValueError, match="split"):
         given(U, s, omega, 4)
-    with pytest.raises(ValueError, match="fall"):
+    with pytest.raises(ValueError, match="decreasing"):
         given(U, s.flip(0), omega, 1)
     with pytest.raises(ValueError, match="omega"):
         given(U, s, omega[:3], 1)

@@ -92,7 +92,7 @@ def test_edges():
     assert theory.reconstruction_error([], nothing) == 0.0
     with pytest.raises(ValueError, match="do not fit a basis"):
         theory.reconstruction_error(G, torch.eye(7))
-    with pytest.raises(ValueError, match="one row an example"):
+    with pytest.raises(ValueError, match="one row per example"):
         theory.reconstruction_error(G[0], everything)
 
 

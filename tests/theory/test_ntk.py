@@ -127,7 +127,7 @@ def test_edges():
         theory.ntk_limit(G, torch.ones(3))
     with pytest.raises(ValueError, match="do not fit"):
         theory.ntk_limit(G, Y, torch.eye(4))
-    with pytest.raises(ValueError, match="one each a task"):
+    with pytest.raises(ValueError, match="one of each per task; got"):
         theory.ntk_path([G], [Y, Y], [None])
 
 

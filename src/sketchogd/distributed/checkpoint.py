@@ -1,9 +1,9 @@
-"""A memory's state for torch.distributed.checkpoint, which loads into tensors that are there: nothing may be missing.
+"""A memory's state in the form that torch.distributed.checkpoint needs, which loads into existing tensors only.
 
-A state has a `factor` and `values` only while a basis stands in the sketch's place, their sizes follow its rank, and an
-anchor (the weights at the last refresh) is there only after a refresh.
-For a checkpoint they are always there, filled up with zeros; `meta["padded"]` has their real shapes. Tensors that are
-split by columns are DTensors, so that a state saved by R processes can be loaded by any other number.
+A state has a `factor` and `values` only while a basis is stored in place of a sketch, with sizes that depend on its
+rank, and an anchor (the weights at the last refresh) only after a refresh. In a checkpoint these tensors always exist,
+padded with zeros; `meta["padded"]` holds their real shapes. Tensors sharded by columns become DTensors, so that a state
+saved by R processes can be loaded by any other number of processes.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,10 @@ from .shards import FlatShard, cut
 def padded(
     memory: Memory, meta: dict[str, Any], tensors: dict[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The state with every tensor that it may have, at its largest. Raises ProtectionError for sketches that grow."""
+    """Return the state with every tensor that it can have, padded to its largest shape.
+
+    Raises ProtectionError for sketches that grow.
+    """
     shapes: dict[str, list[int] | None] = {}
     filled = dict(tensors)
     for name, sketch in memory.sketches():
@@ -57,7 +60,7 @@ def padded(
 
 
 def unpadded(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Undo `padded`; other states are left as they are."""
+    """Undo `padded`; other states are returned unchanged."""
     for key, shape in meta.get("padded", {}).items():
         if shape is None:
             tensors.pop(key)
@@ -67,12 +70,12 @@ def unpadded(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[
 
 
 def has_columns(parameters: ProtectedParameters, name: str) -> bool:
-    """Whether a tensor of the state is split by columns."""
+    """Return whether a tensor of the state is sharded by columns."""
     return not isinstance(parameters.columns, Whole) and name.rpartition(".")[2] == "rows"
 
 
 def as_dtensors(parameters: ProtectedParameters, tensors: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
-    """The same with split rows (m, width) as DTensors: (m, p), or for split parameters one (m, n, …) a parameter."""
+    """Replace sharded rows (m, width) by DTensors: one (m, p), or one (m, n, …) per parameter if those are sharded."""
     out: dict[str, Tensor] = {}
     for name, t in tensors.items():
         if not has_columns(parameters, name):
@@ -96,7 +99,7 @@ def _split(t: Tensor, mesh: DeviceMesh, shape: tuple[int, ...]) -> DTensor:
 
 
 def as_local(parameters: ProtectedParameters, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """This process's columns of the rows in a state, whichever way they are there: DTensors, or whole."""
+    """Undo `as_dtensors`: reduce the rows in a state, DTensors or whole, to this process's columns."""
     out: dict[str, Tensor] = {}
     pieces: dict[str, dict[str, Tensor]] = {}
     for key, t in tensors.items():

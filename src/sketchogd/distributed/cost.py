@@ -1,8 +1,12 @@
-"""What a protection moves between processes and keeps in each, in bytes: the formulas of docs/distributed.md.
+"""Bytes that a protection moves between processes and keeps in each: the formulas of docs/distributed.md.
 
-Letters: p protected parameters, k rank of a product sketch (and of its basis), R processes, c = ⌈p / R⌉, b gradients of
-one process in a round, s bytes of a number. Collectives are counted by their payload and by what a process sends with
-ring algorithms, which NCCL uses for large messages: 2 (R−1)/R of the payload for an all-reduce, (R−1)/R for the others.
+Letters: p protected parameters, k rank of a product sketch (and of its basis), R processes, c = ⌈p / R⌉, n examples
+of a task, b gradients per process and round, s bytes per number. A collective is counted by its payload and by what a
+process sends with ring algorithms, which NCCL uses for large messages: 2 (R−1)/R of the payload for an all-reduce,
+(R−1)/R for the others.
+
+A `layout` is "whole" (every process has the whole sketch and basis), "flat" (they are sharded, the parameters whole:
+`FlatShard`) or "fsdp" (both are sharded: `ParameterShards`).
 """
 
 from dataclasses import dataclass
@@ -10,7 +14,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Traffic:
-    """Payloads in bytes: of an all-reduce the tensor, of the others all that the R processes put in or get, over R.
+    """Payloads of collectives in bytes.
+
+    The payload is the size of the tensor of an all-reduce, the input of a process for a reduce-scatter or all-to-all,
+    its output for an all-gather; where processes differ, their mean.
 
     >>> (Traffic(all_reduce=8) + Traffic(all_gather=16)).sent(2)
     16.0
@@ -35,20 +42,20 @@ class Traffic:
         )
 
     def sent(self, R: int) -> float:
-        """Bytes that one process sends."""
+        """Return the bytes that one of R processes sends."""
         return (2 * self.all_reduce + self.reduce_scatter + self.all_gather + self.all_to_all) * (R - 1) / R
 
 
 def memory(p: int, k: int, R: int = 1, s: int = 4) -> int:
-    """Bytes of a product sketch with its basis in one process, split over R: k rows of c columns, R (k, k), values."""
+    """Return the bytes per process of a product sketch with its basis, sharded over R processes (1: whole).
+
+    These are k rows of c columns, the factor (k, k), and k values in float64.
+    """
     return s * k * (-(-p // R) + k) + 8 * k
 
 
 def step(p: int, k: int, R: int, s: int = 4, layout: str = "flat", measured: bool = False) -> Traffic:
-    """One projection. "whole": every process has the basis. "flat": split, whole parameters. "fsdp": split parameters.
-
-    A step at which the leak is `measured` (1, 2, 4, … and every hundredth) projects twice.
-    """
+    """Return the traffic of one step: one projection, two if the leak is measured (1, 2, 4, … and every 100th)."""
     if layout == "whole":
         return Traffic()
     if layout == "flat":
@@ -57,7 +64,7 @@ def step(p: int, k: int, R: int, s: int = 4, layout: str = "flat", measured: boo
 
 
 def observe(p: int, k: int, R: int, b: int, s: int = 4, layout: str = "flat") -> Traffic:
-    """One round of observing, b gradients in every process (of a batch, for "whole")."""
+    """Return the traffic of one round of observing; in the layout "whole" a round is a batch."""
     said = Traffic(all_gather=8 * R)
     if layout == "whole":
         return said
@@ -66,20 +73,20 @@ def observe(p: int, k: int, R: int, b: int, s: int = 4, layout: str = "flat") ->
     product = Traffic(all_reduce=16 + s * R * b * k)
     if layout == "flat":
         return said + product + Traffic(all_to_all=s * b * p)
-    # The examples of one process after another: FSDP's own traffic comes with every one of their R b passes.
+    # The examples of one process after another. The traffic of FSDP itself, in each of the R b passes, is not counted.
     return said + Traffic(all_reduce=(16 + s * b * k) * R)
 
 
 def remember(p: int, k: int, R: int, n: int, b: int, s: int = 4, layout: str = "flat") -> Traffic:
-    """n examples of a task, n / R in every process, in rounds of b: all rounds, the last word, and a new basis."""
+    """Return the traffic of remembering n / R examples per process: all rounds, their end, and a new basis."""
     rounds = -(-n // (R * b))
     return observe(p, k, R, b, s, layout) * rounds + Traffic(all_gather=8 * R) + refresh(p, k, R, s, layout)
 
 
 def refresh(p: int, k: int, R: int, s: int = 4, layout: str = "flat") -> Traffic:
-    """A new basis: the sum of the sketches where they are whole, two (k, k) matrices in float64 where they are split.
+    """Return the traffic of a new basis: the sum of whole sketches, or two (k, k) float64 matrices if they are sharded.
 
-    A sketch whose singular values fall by more than 10⁴ needs a third (k, k) matrix.
+    Not counted is a third (k, k) matrix, needed if the singular values decrease by a factor of more than 10⁴.
     """
     if layout == "whole":
         return Traffic(all_reduce=s * k * p + 32)

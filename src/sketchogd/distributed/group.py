@@ -1,7 +1,7 @@
-"""The processes that protect one model together: a torch process group, and the few collectives that are used.
+"""The processes that protect one model together: a torch process group and the collectives that the library uses.
 
-Letters: R processes, numbered 0..R-1 within the group. Nothing here is home-made: every method is one or two calls of
-torch.distributed, with an error that says what to do when another process is gone.
+Letters: R processes, numbered 0..R-1 within the group. Every method consists of one or two calls of torch.distributed;
+if another process is gone, the error says what to do.
 """
 
 import math
@@ -18,17 +18,17 @@ from ..errors import ProtectionError
 from ..model.batches import map_tensors
 from ..model.parameters import local
 
-# The names of these two changed in torch 2.13, which warns about the old ones.
+# torch 2.13 renamed these two functions and deprecated the old names.
 _gather_into: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Group:
-    """A process group, with tensors moved to where its backend can take them (NCCL: the GPU).
+    """A process group whose collectives accept tensors on any device and move them to where the backend needs them.
 
-    Every method is called by all processes of the group together. Raises ProtectionError when one of them is gone:
-    at once where the backend notices (gloo, a process that died), otherwise after the timeout of the process group,
-    which `torch.distributed.init_process_group(timeout=...)` sets.
+    All processes of the group must call each method together. Methods raise ProtectionError if a process is gone: at
+    once if the backend notices (gloo, when a process died), otherwise after the timeout of the process group, set by
+    `torch.distributed.init_process_group(timeout=...)`.
     """
 
     def __init__(self, process_group: dist.ProcessGroup, device: torch.device) -> None:
@@ -41,16 +41,16 @@ class Group:
         return f"<Group: process {self.rank} of {self.size}, {dist.get_backend(self.process_group)}>"
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum over all processes, in the place of x."""
+        """Sum x over all processes, in place; returns x."""
         return self._reduced(x, dist.ReduceOp.SUM)
 
     def largest(self, x: float) -> float:
-        """The largest of one number a process; NaN counts as infinite."""
+        """Return the maximum of a number over all processes; NaN counts as infinite."""
         number = torch.tensor(math.inf if math.isnan(x) else x, dtype=torch.float64, device=self.device)
         return float(self._reduced(number, dist.ReduceOp.MAX))
 
     def largest_of(self, numbers: list[int]) -> list[int]:
-        """The largest of each of several integers."""
+        """Return the elementwise maximum of a list of integers over all processes."""
         return [int(n) for n in self._reduced(torch.tensor(numbers, device=self.device), dist.ReduceOp.MAX)]
 
     def _reduced(self, x: Tensor, operation: Any) -> Tensor:
@@ -60,11 +60,11 @@ class Group:
         return x if there is x else x.copy_(there)
 
     def numbers(self, mine: int) -> list[int]:
-        """One integer of every process, in their order."""
+        """Return the integers of all processes, in the order of the processes."""
         return [int(n) for n in self.gather(torch.tensor([mine], device=self.device))]
 
     def gather(self, x: Tensor) -> Tensor:
-        """The tensors of all processes, of equal shapes (n, …), one below the other (R n, …)."""
+        """Concatenate the tensors of all processes, of equal shapes (n, …), to (R n, …)."""
         there = x.to(self.device).contiguous()
         out = there.new_empty(self.size * there.shape[0], *there.shape[1:])
         with self._together("an all-gather"):
@@ -72,7 +72,7 @@ class Group:
         return out.to(x.device)
 
     def scatter_sums(self, x: Tensor) -> Tensor:
-        """The sum over all processes of x[r], x (R, …), to process r."""
+        """Sum x (R, …) over all processes; returns entry r of the sum in process r."""
         there = x.to(self.device).contiguous()
         out = there.new_empty(there[0].numel())
         with self._together("a reduce-scatter"):
@@ -80,7 +80,7 @@ class Group:
         return out.view(there[0].shape).to(x.device)
 
     def exchange(self, parts: list[Tensor], sizes: list[int]) -> list[Tensor]:
-        """Send parts[r] to process r, and receive from each one a flat part, of `sizes[r]` numbers."""
+        """Send parts[r] to process r; returns the flat tensors received from all processes, of lengths `sizes`."""
         flat = torch.cat([part.reshape(-1) for part in parts]).to(self.device)
         out = flat.new_empty(sum(sizes))
         with self._together("an all-to-all"):
@@ -88,7 +88,7 @@ class Group:
         return list(out.to(parts[0].device).split(sizes))
 
     def broadcast(self, tree: Any, source: int) -> Any:
-        """What process `source` has: tensors in tuples, lists and mappings, with anything that can be pickled."""
+        """Return the tree of process `source`: tensors and picklable objects in tuples, lists and mappings."""
         root = dist.get_global_rank(self.process_group, source)
         form = [map_tensors(lambda t: _Form(t.shape, t.dtype), tree) if self.rank == source else None]
         sent: Iterator[Tensor] = iter(_tensors(tree))
@@ -104,7 +104,7 @@ class Group:
             return _filled(form[0], receive)
 
     def same_buffers(self, model: nn.Module) -> None:
-        """Give every process the buffers (BatchNorm's statistics) of process 0, as DDP does before a forward pass."""
+        """Copy the model's buffers (BatchNorm statistics) from process 0 to all, as DDP does before a forward pass."""
         for dtype in dict.fromkeys(t.dtype for t in model.buffers()):
             buffers = [local(t) for t in model.buffers() if t.dtype == dtype]
             flat = torch.cat([t.detach().reshape(-1) for t in buffers]).to(self.device)
@@ -115,6 +115,7 @@ class Group:
 
     @contextmanager
     def _together(self, what: str) -> Iterator[None]:
+        """Raise ProtectionError, with what to do, in place of the RuntimeError of a failed collective."""
         try:
             yield
         except RuntimeError as error:
@@ -127,7 +128,7 @@ class Group:
 
 
 def _meeting_place(process_group: dist.ProcessGroup, device: torch.device) -> torch.device:
-    """Where tensors must be for the backend: on the GPU for NCCL, in main memory for gloo."""
+    """Return the device on which the backend needs tensors: a GPU for NCCL, the CPU for gloo."""
     backends = str(dist.get_backend_config(process_group))
     if device.type == "cuda" and "cuda:nccl" in backends:
         return device
@@ -138,7 +139,7 @@ def _meeting_place(process_group: dist.ProcessGroup, device: torch.device) -> to
 
 @dataclass(frozen=True)
 class _Form:
-    """Stands for a tensor in a structure that is sent."""
+    """A placeholder for a tensor in a tree that is sent."""
 
     shape: torch.Size
     dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""Which examples are a process's own: dealing them out without padding, and leaving out what a sampler padded."""
+"""Which examples belong to a process: partitioning without padding, and ignoring the padding of a sampler."""
 
 from typing import Any
 
@@ -9,9 +9,10 @@ from .group import Group
 
 
 def deal(dataset: Dataset[Any], group: Group | None = None) -> Subset[Any]:
-    """The examples rank, rank + R, rank + 2R, … of a data set that every process has: each example in one process.
+    """Partition a data set over R processes; returns examples r, r + R, r + 2R, … in process r.
 
-    Without a group that of all processes. Nothing is repeated: the last processes may get one example fewer.
+    Every process passes the same data set. Every example goes to exactly one process, so that the last ones may get one
+    example fewer. `group` defaults to all processes.
     """
     import torch.distributed as dist
 
@@ -20,11 +21,11 @@ def deal(dataset: Dataset[Any], group: Group | None = None) -> Subset[Any]:
 
 
 def own_examples(batches: Any) -> int | None:
-    """How many examples of a loader are not padding, for this process; None where nothing is padded.
+    """Return how many examples a loader yields in this process before its padding; None if it does not pad.
 
-    A DistributedSampler fills up its last round with examples from the beginning, so that all processes get equally
-    many. These copies come last: process r of R has ⌈(n − r) / R⌉ examples of n, and one more is a copy. Other loaders
-    cannot be looked into; what they give is taken as it is.
+    A DistributedSampler pads its last round with examples from the beginning, so that all processes get equally many.
+    These copies come last: process r of R has ⌈(n − r) / R⌉ of n examples, and any further one is a copy. Padding by
+    other samplers cannot be detected; all their examples count.
     """
     if not isinstance(batches, DataLoader):
         return None

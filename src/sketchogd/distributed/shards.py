@@ -1,10 +1,10 @@
-"""How the columns of a gradient sketch are dealt out to R processes.
+"""How the columns of a gradient sketch are distributed over R processes.
 
-`FlatShard`, for models that every process has whole (DDP): process r owns columns r·c to (r + 1)·c, c = ⌈p / R⌉, so
-that the group holds a sketch R times larger than one process could. A projection is then one all-reduce of k numbers
-and, since every process needs the whole update, one all-gather of p.
-`ParameterShards`, for DTensor models (FSDP2): process r owns the columns of the parameters that it holds anyway. A
-projection is one all-reduce of k numbers; nothing is gathered.
+* `FlatShard`, for models that are whole in every process (DDP): process r holds columns r·c to (r + 1)·c, c = ⌈p / R⌉,
+  so that R processes together hold a sketch R times larger than one could. A projection needs one all-reduce of k
+  numbers and, since every process needs the whole update, one all-gather of p.
+* `ParameterShards`, for DTensor models (FSDP2): process r holds the columns of its parameter shards. A projection needs
+  one all-reduce of k numbers; nothing is gathered.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from .group import Group
 
 
 class FlatShard(Columns):
-    """Every process has the whole vector and one run of the columns of the sketch."""
+    """Every process has whole vectors and one contiguous range of the columns of the sketch."""
 
     def __init__(self, d: int, group: Group) -> None:
         self.group = group
@@ -28,36 +28,36 @@ class FlatShard(Columns):
         super().__init__(d, (self.of_process(d, group.rank),), widest=self.chunk)
 
     def of_process(self, d: int, r: int) -> range:
-        """The columns of process r; the last ones may have fewer, or none."""
+        """Return the columns of process r; the last processes may have fewer, or none."""
         return range(min(r * self.chunk, d), min((r + 1) * self.chunk, d))
 
     def total(self, x: Tensor) -> Tensor:
-        """One all-reduce."""
+        """See `Columns`: one all-reduce."""
         return self.group.total(x)
 
     def largest(self, x: float) -> float:
-        """One all-reduce of a number."""
+        """See `Columns`: one all-reduce of a number."""
         return self.group.largest(x)
 
     def of(self, v: Tensor) -> Tensor:
-        """The entries of v that are this process's."""
+        """See `Columns`: a slice of v, which is whole."""
         return v[self.ranges[0].start : self.ranges[0].stop]
 
     def complete_(self, v: Tensor) -> Tensor:
-        """One all-gather of v."""
+        """See `Columns`: one all-gather of v."""
         mine = v.new_zeros(self.chunk)
         mine[: self.width] = self.of(v)
         return v.copy_(self.group.gather(mine)[: self.d])
 
     def vector_total(self, x: Tensor) -> Tensor:
-        """x: every process has computed it from all of v."""
+        """Return x: every process has computed it from all of v."""
         return x
 
 
 class ParameterShards(Columns):
-    """Every process has the entries of the vector that belong to its shards of the parameters.
+    """Every process has the entries of vectors and sketch that belong to its shards of the parameters.
 
-    Raises ValueError for other placements than FSDP2's: one mesh dimension, rows dealt out as torch.chunk does.
+    Raises ValueError for placements other than FSDP2's: one mesh dimension, rows distributed as by torch.chunk.
     """
 
     def __init__(self, parameters: ProtectedParameters, group: Group) -> None:
@@ -68,28 +68,28 @@ class ParameterShards(Columns):
         super().__init__(parameters.p, ranges, widest=int(group.largest(sum(map(len, ranges)))))
 
     def total(self, x: Tensor) -> Tensor:
-        """One all-reduce."""
+        """See `Columns`: one all-reduce."""
         return self.group.total(x)
 
     def largest(self, x: float) -> float:
-        """One all-reduce of a number."""
+        """See `Columns`: one all-reduce of a number."""
         return self.group.largest(x)
 
     def of(self, v: Tensor) -> Tensor:
-        """v: it has this process's entries only."""
+        """Return v: it has this process's entries only."""
         return v
 
     def complete_(self, v: Tensor) -> Tensor:
-        """v."""
+        """Return v: no process needs the entries of others."""
         return v
 
     def vector_total(self, x: Tensor) -> Tensor:
-        """One all-reduce."""
+        """See `Columns`: one all-reduce."""
         return self.group.total(x)
 
 
 def _piece(name: str, t: Tensor, start: int, group: Group) -> range:
-    """The columns of a parameter that begins at `start`, in this process."""
+    """Return the columns in this process of a parameter whose entries begin at column `start`."""
     if not isinstance(t, DTensor):
         raise ValueError(
             f"parameter {name!r} is whole in every process while others are split; shard the whole model, "
@@ -111,7 +111,7 @@ def _piece(name: str, t: Tensor, start: int, group: Group) -> range:
 
 
 def gathered(columns: Columns, rows: Tensor, group: Group) -> Tensor | None:
-    """All d columns of rows (m, width), on the CPU of process 0; None elsewhere. One piece of rows at a time."""
+    """Gather all d columns of rows (m, width), row by row; returns (m, d) on the CPU in process 0, None elsewhere."""
     places = [torch.tensor([[part.start, part.stop] for part in columns.ranges], device=group.device).reshape(-1, 2)]
     places = list(group.gather(places[0][None]))
     out = torch.empty(len(rows), columns.d, dtype=rows.dtype) if group.rank == 0 else None
@@ -129,10 +129,10 @@ def gathered(columns: Columns, rows: Tensor, group: Group) -> Tensor | None:
 
 
 def cut(columns: Columns, rows: Tensor) -> Tensor:
-    """The columns of whole rows (m, d) that this process holds (m, width)."""
+    """Return the columns of whole rows (m, d) that this process holds, (m, width)."""
     return torch.cat([rows[:, part.start : part.stop] for part in columns.ranges], dim=1)
 
 
 def mesh_of(tensors: Sequence[Tensor]) -> Any:
-    """The device mesh of the first DTensor among the tensors, or None."""
+    """Return the device mesh of the first DTensor among the tensors, or None."""
     return next((t.device_mesh for t in tensors if isinstance(t, DTensor)), None)

@@ -1,7 +1,7 @@
 """Dense linear algebra on a few long rows.
 
 * `dense`: Gram matrices, orthonormalisation, Nyström, and the two products of a projection
-* `dispatch`: which kernel those two products use
+* `dispatch`: chooses the kernel for these two products
 * `cpu`: kernels in C (`rows.c`), compiled on demand
 * `gpu`: kernels in Triton
 """

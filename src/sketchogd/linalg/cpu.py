@@ -1,8 +1,8 @@
-"""The products of `rows.c` on a CPU, compiled on demand with the system's compiler and kept in the user's cache.
+"""CPU kernels for B v and Bᵀ c, B (r, d): `rows.c`, compiled on demand by the system's compiler and cached per user.
 
-There is nothing to install: the first projection of a large basis runs `cc` (half a second), later processes find the
-result in the cache. Where there is no compiler, or it cannot do it, `library` gives None and plain torch is used.
-Compiled with OpenMP but not linked to it: the threads are those of the OpenMP library that torch has loaded.
+Nothing has to be installed: the first projection with a large basis runs `cc` (half a second), and later processes load
+the result from the cache. Without a compiler, or when it fails, `library` returns None and plain torch is used. The
+code is compiled with OpenMP but not linked to it, so that it runs on the OpenMP library that torch has loaded.
 """
 
 import ctypes
@@ -24,19 +24,26 @@ TYPES: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.bfloat16: 
 
 
 def takes(B: Tensor, x: Tensor) -> bool:
-    """Whether the compiled products are for these tensors: rows without gaps on a CPU, a float32 vector."""
+    """Return whether the kernels support these tensors: B on a CPU with contiguous rows, x a float32 vector."""
     return B.device.type == "cpu" and B.dtype in TYPES and x.dtype == torch.float32 and B.stride(1) == 1
 
 
 def coefficients(library: ctypes.CDLL, B: Tensor, v: Tensor) -> Tensor:
-    """B v (r,) in float64."""
+    """Return B v (r,) in float64."""
     c = torch.empty(len(B), dtype=torch.float64)
     _call(library.coefficients, B, v.contiguous(), c)
     return c
 
 
 def combination(library: ctypes.CDLL, B: Tensor, c: Tensor, out: Tensor) -> Tensor:
-    """out (d,) <- Bᵀ c."""
+    """Write Bᵀ c into out (d,) and return it.
+
+    Args:
+        library: The result of `library(B.dtype)`.
+        B: Basis (r, d).
+        c: Coefficients (r,), float32.
+        out: Contiguous float32 vector (d,).
+    """
     _call(library.combination, B, c.contiguous(), out)
     return out
 
@@ -48,7 +55,7 @@ def _call(function: "ctypes._NamedFuncPointer", B: Tensor, x: Tensor, out: Tenso
 
 @cache
 def library(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The compiled products for rows of this type, or None where they cannot be had."""
+    """Return the compiled kernels for a basis of this dtype, or None if they cannot be compiled or loaded."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         return None
@@ -65,9 +72,10 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
 
 
 def built(compiler: str, options: tuple[str, ...], folder: Path) -> Path:
-    """The shared library of `rows.c` for this processor, compiled unless it is in the folder already.
+    """Return the path of `rows.c` compiled for this processor, compiling it unless it is already in the folder.
 
-    Two processes may do so at once: each writes to a name of its own and renames. Raises OSError or CalledProcessError.
+    Several processes may compile at once: each writes to a temporary name, then renames. Raises OSError or
+    subprocess.SubprocessError when compiling fails.
     """
     text = SOURCE.read_bytes()
     key = "/".join((processor(), compiler, *FLAGS, *options)).encode() + text
@@ -87,13 +95,13 @@ def built(compiler: str, options: tuple[str, ...], folder: Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: $XDG_CACHE_HOME/sketchogd, by default ~/.cache/sketchogd."""
+    """Return the folder of compiled kernels: $XDG_CACHE_HOME/sketchogd, by default ~/.cache/sketchogd."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "sketchogd"
 
 
 def processor() -> str:
-    """What instructions this processor has; machines that share a home folder may differ."""
+    """Describe this processor and its instruction sets, since machines that share a home folder may differ."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

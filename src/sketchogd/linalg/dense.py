@@ -1,8 +1,8 @@
 """Dense linear algebra on a few long rows, blockwise and in place.
 
 Letters: S (m, d) is a sketch with m rows of length d, m << d; B (r, d) has orthonormal rows; S = R B with R (m, r).
-Everything that touches the d columns goes block by block, so the extra memory is a few (m, m) matrices and one block.
-A float32 Gram matrix cannot see singular values below 3e-4 of the largest, so Gram matrices are in float64.
+Whatever runs over the d columns does so in blocks, so that the extra memory is a few (m, m) matrices and one block.
+A float32 Gram matrix cannot resolve singular values below 3e-4 of the largest, so Gram matrices are in float64.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,28 +16,28 @@ BLOCK_BYTES = 8 << 20
 """Bytes of one float64 block of columns."""
 
 CACHE_BYTES = 512 << 10
-"""The same where a block should stay in the cache of a CPU core."""
+"""The same for blocks that should fit into the cache of a CPU core."""
 
 GPU_BLOCK_BYTES = 64 << 20
-"""The same on a GPU."""
+"""The same on a GPU, where kernel launches would dominate for smaller blocks."""
 
 BANDS = 6
-"""A Gram matrix is computed in so many bands of rows, each up to the diagonal: 58 % of the whole product."""
+"""Bands of rows in which a Gram matrix is computed, each up to the diagonal only: 58 % of the work of all entries."""
 
 WELL_CONDITIONED = 5e3
-"""Up to this condition number one pass in float64 leaves rows orthonormal to 5e-8, the rounding of float32."""
+"""Condition number up to which one float64 pass leaves rows orthonormal to 5e-8, the rounding error of float32."""
 
 RELATIVE_RANK = 5e-7
-"""Singular values below this fraction of the largest are rounding of float32 rows, not directions."""
+"""Singular values below this fraction of the largest are rounding errors of float32 rows, not directions."""
 
 
 def alone(x: Tensor) -> Tensor:
-    """x: the sum over all processes that hold columns, where one holds them all."""
+    """Return x: the sum over processes when a single one holds all columns."""
     return x
 
 
 def column_blocks(rows: int, d: int, block_bytes: int = BLOCK_BYTES) -> Iterator[slice]:
-    """Slices that cut d columns into blocks of about `block_bytes` bytes in float64.
+    """Yield slices that divide d columns of `rows` float64 numbers into blocks of about `block_bytes` bytes.
 
     >>> list(column_blocks(2, 10, block_bytes=64))
     [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
@@ -48,12 +48,12 @@ def column_blocks(rows: int, d: int, block_bytes: int = BLOCK_BYTES) -> Iterator
 
 
 def block_bytes(S: Tensor, cpu: int = BLOCK_BYTES) -> int:
-    """How large a block of S to work on: on a GPU large enough that its time is not spent on starting kernels."""
+    """Return the bytes per block for work on S: `GPU_BLOCK_BYTES` on a GPU, `cpu` elsewhere."""
     return GPU_BLOCK_BYTES if S.is_cuda else cpu
 
 
 def squared_norm(S: Tensor) -> float:
-    """‖S‖_F² in float64, by blocks that stay in a processor's cache; one number is read at the end."""
+    """Return ‖S‖_F², summed in float64 over blocks that fit into a core's cache, with one device synchronisation."""
     total = torch.zeros((), dtype=torch.float64, device=S.device)
     for block in column_blocks(len(S), S.shape[1], block_bytes(S, CACHE_BYTES)):
         X = S[:, block].double().flatten()
@@ -62,7 +62,7 @@ def squared_norm(S: Tensor) -> float:
 
 
 def gram(S: Tensor) -> Tensor:
-    """S Sᵀ (m, m) in float64, one block of columns at a time, the half below the diagonal being mirrored."""
+    """Return S Sᵀ (m, m) in float64, computed by blocks of columns; the half above the diagonal is mirrored."""
     m, d = S.shape
     K = torch.zeros(m, m, dtype=torch.float64, device=S.device)
     height = max(64, -(-m // BANDS))
@@ -77,9 +77,9 @@ def gram(S: Tensor) -> Tensor:
 
 
 def eigenpairs_(K: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, rising, and eigenvectors as rows of a symmetric matrix, in the place of the matrix.
+    """Return the eigenvalues of a symmetric matrix, increasing, and its eigenvectors as rows, overwriting the matrix.
 
-    At rank 1200 a copy takes 12 MB in float64, and LAPACK takes two more for itself.
+    In place, because at rank 1200 a copy takes 12 MB in float64, and LAPACK itself allocates two more.
     """
     values, columns = K.new_empty(len(K)), K.mT
     torch.linalg.eigh(columns, out=(values, columns))
@@ -87,10 +87,10 @@ def eigenpairs_(K: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def whiten(K: Tensor, relative_rank: float = RELATIVE_RANK) -> tuple[Tensor, Tensor]:
-    """From the Gram matrix K = S Sᵀ, which is used up, (T, R) with T S orthonormal and S = R (T S), rank-revealing.
+    """Return (T, R) such that T S is orthonormal and S = R (T S), from the Gram matrix K = S Sᵀ, which is overwritten.
 
-    With K = U Λ Uᵀ, directions with √λ <= relative_rank √λ₁ dropped: T = Λ^(-1/2) Uᵀ (r, m), R = U Λ^(1/2) (m, r).
-    The rows of T S are the right singular vectors of S, largest first.
+    With K = U Λ Uᵀ: T = Λ^(-1/2) Uᵀ (r, m) and R = U Λ^(1/2) (m, r). Rank-revealing: directions with
+    √λ <= relative_rank √λ₁ are dropped. The rows of T S are the right singular vectors of S, largest first.
     """
     values, vectors = eigenpairs_(K)
     root = values.clamp_min(0).sqrt()
@@ -102,7 +102,7 @@ def whiten(K: Tensor, relative_rank: float = RELATIVE_RANK) -> tuple[Tensor, Ten
 
 
 def transform_(S: Tensor, T: Tensor) -> None:
-    """S[:r] <- T S in place, computed in float64, and S[r:] <- 0, for T (r, m) with r <= m."""
+    """Replace S[:r] by T S and S[r:] by zeros, in place and computed in float64, for T (r, m) with r <= m."""
     m, d = S.shape
     r = T.shape[0]
     for block in column_blocks(m, d, block_bytes(S)):
@@ -111,12 +111,12 @@ def transform_(S: Tensor, T: Tensor) -> None:
 
 
 def polish_(B: Tensor, T: Tensor, total: Callable[[Tensor], Tensor] = alone) -> Tensor:
-    """Make the nearly orthonormal rows B = T S exactly so, in place; returns C (r, r) with B_before = C B_after.
+    """Correct nearly orthonormal rows B = T S to float32 precision, in place; returns C (r, r), B_before = C B_after.
 
-    Whitening in float64 leaves b_iᵀ b_j wrong by about 1e-15 ‖S‖² |t_i| |t_j|, t_i being rows of T: nothing, where that
-    is below float32 rounding. The rows from the first for which it is not get the symmetric correction
-    B <- (B Bᵀ)^(-1/2) B, which moves them as little as possible; as it is small, float32 is precise enough to add it.
-    `total` adds up Gram matrices of split rows.
+    Whitening in float64 leaves an error of about 1e-15 ‖S‖² |t_i| |t_j| in b_iᵀ b_j, t_i being the rows of T. Where
+    this is below the rounding error of float32, nothing is done. All rows from the first for which it is not get the
+    symmetric correction B <- (B Bᵀ)^(-1/2) B, which moves them as little as possible; since it is small, float32 is
+    precise enough to add it. `total` sums Gram matrices over processes when the columns are sharded.
     """
     C = torch.eye(len(B), dtype=torch.float64, device=B.device)
     sizes = T.norm(dim=1)
@@ -137,7 +137,8 @@ def polish_(B: Tensor, T: Tensor, total: Callable[[Tensor], Tensor] = alone) -> 
 def orthonormalise_(S: Tensor, total: Callable[[Tensor], Tensor] = alone) -> Tensor:
     """Replace S by an orthonormal basis of its rows, in place; returns R (m, r) in float64 with S_before = R S[:r].
 
-    S[:r] are the right singular vectors in falling order, S[r:] is zero, r is the numerical rank.
+    S[:r] are the right singular vectors, largest first, S[r:] is zero, and r is the numerical rank. `total` sums Gram
+    matrices over processes when the columns are sharded.
 
     >>> S = torch.tensor([[3.0, 4.0], [6.0, 8.0]])
     >>> R = orthonormalise_(S)
@@ -151,13 +152,13 @@ def orthonormalise_(S: Tensor, total: Callable[[Tensor], Tensor] = alone) -> Ten
 
 
 def orthonormal_coordinates(C: Tensor, relative_rank: float = RELATIVE_RANK) -> Tensor:
-    """An orthonormal basis (r, n) of the rows of a small matrix C (m, n), rank-revealing, by SVD."""
+    """Return an orthonormal basis (r, n) of the rows of a small matrix C (m, n), by a rank-revealing SVD."""
     _, values, V = torch.linalg.svd(C, full_matrices=False)
     return V[values > relative_rank * values[:1]]
 
 
 def restore_(S: Tensor, R: Tensor) -> None:
-    """Undo `orthonormalise_`: S <- R S[:r] in place, for R (m, r)."""
+    """Undo `orthonormalise_`: replace S by R S[:r], in place, for R (m, r)."""
     m, d = S.shape
     r = R.shape[1]
     R = R.double()
@@ -166,11 +167,11 @@ def restore_(S: Tensor, R: Tensor) -> None:
 
 
 def nystrom(C: Tensor, R: Tensor, cutoff: float = 1e-7) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and coordinates of the Nyström approximation of a second moment M from its sketch Y = Ωᵀ M.
+    """Return the eigenpairs of the Nyström approximation of a second moment M from its sketch Y = Ωᵀ M.
 
-    M ~ Yᵀ (Y Ω)⁺ Y. With Y = R B, C = Y Ω (k, k) and B orthonormal this is Bᵀ (Rᵀ C⁺ R) B. C is symmetric up to
-    rounding and positive semidefinite; eigenvalues below `cutoff` of the largest are rounding and are left out.
-    Returns (λ (r,) falling, Z (r, r)): the eigenvectors are the rows of Zᵀ B.
+    M ~ Yᵀ (Y Ω)⁺ Y. With Y = R B, B orthonormal, and C = Y Ω (k, k) this equals Bᵀ (Rᵀ C⁺ R) B. C is symmetric and
+    positive semidefinite up to rounding; its eigenvalues below `cutoff` times the largest are dropped.
+    Returns (λ (r,) decreasing, Z (r, r)); the eigenvectors are the rows of Zᵀ B.
     """
     C = (C + C.T).div_(2)
     theta, W = eigenpairs_(C)
@@ -182,26 +183,26 @@ def nystrom(C: Tensor, R: Tensor, cutoff: float = 1e-7) -> tuple[Tensor, Tensor]
 
 
 SUM_WIDTH = 1024
-"""Columns that a float32 product adds up on a CPU before float64 takes over.
+"""Columns over which a float32 product on a CPU is summed before its result is added in float64.
 
-A float32 sum over 100,000 terms is wrong by 1e-5; what is left of a projected update would then leak by as much.
+A float32 sum over 100,000 terms has an error of 1e-5, and a projected update would leak by as much.
 """
 
 
 def coefficients(B: Tensor, v: Tensor) -> Tensor:
-    """B v (r,) in v's precision, summed in float64 over short stretches; a basis may have fewer bits than v."""
+    """Return B v (r,) in v's dtype, summed in float64 over short stretches; B may have a lower precision than v."""
     found = dispatch.coefficients(B, v)
     return (plain_coefficients(B, v) if found is None else found).to(v.dtype)
 
 
 def combination(B: Tensor, c: Tensor, out: Tensor) -> Tensor:
-    """out (d,) <- Bᵀ c, the twin of `coefficients`."""
+    """Write Bᵀ c into out (d,) and return it; the counterpart of `coefficients`."""
     found = dispatch.combination(B, c, out)
     return plain_combination(B, c, out) if found is None else found
 
 
 def plain_coefficients(B: Tensor, v: Tensor) -> Tensor:
-    """`coefficients` in plain torch: a basis in fewer bits is widened block by block."""
+    """`coefficients` in plain torch; a basis in lower precision is converted block by block."""
     if v.dtype == torch.float64 or (B.device.type == "cuda" and B.dtype == v.dtype):
         return B.to(v.dtype) @ v
     c = torch.zeros(len(B), dtype=torch.float64, device=v.device)
@@ -212,7 +213,7 @@ def plain_coefficients(B: Tensor, v: Tensor) -> Tensor:
 
 
 def plain_combination(B: Tensor, c: Tensor, out: Tensor) -> Tensor:
-    """`combination` in plain torch."""
+    """`combination` in plain torch; a basis in lower precision is converted block by block."""
     if B.dtype == c.dtype:
         return torch.mv(B.T, c, out=out)
     for block in column_blocks(len(B), B.shape[1], block_bytes(B)):

@@ -1,8 +1,8 @@
-"""Products of a basis with a vector at the speed of memory, where torch's own leave some of it unused.
+"""Choice of a kernel for the products B v and Bᵀ c, B (r, d), which run at memory bandwidth where torch's do not.
 
-`native` is for CPUs (C, compiled on demand), `gemv` for GPUs (Triton, which comes with torch there). Both are optional:
-each function here gives None where no kernel is for the tensors, and `linalg` then does the same in plain torch. With
-SKETCHOGD_KERNELS=0 in the environment they are never used.
+`cpu` has the kernels for CPUs (C, compiled on demand), `gpu` those for GPUs (Triton, installed with torch there). Both
+are optional: each function returns None if no kernel supports the tensors, and `dense` then uses plain torch. With
+SKETCHOGD_KERNELS=0 in the environment no kernel is used.
 """
 
 import importlib.util
@@ -14,22 +14,22 @@ from torch import Tensor
 from . import cpu
 
 LEAST = 1 << 18
-"""Entries below which starting a kernel costs more than it gains."""
+"""Entries of B below which launching a kernel costs more than it gains."""
 
 
 def wanted() -> bool:
-    """Whether kernels may be used at all."""
+    """Return whether the environment allows kernels."""
     return os.environ.get("SKETCHOGD_KERNELS", "1") != "0"
 
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed."""
+    """Return whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def coefficients(B: Tensor, v: Tensor) -> Tensor | None:
-    """B v (r,) in float64."""
+    """Return B v (r,) in float64, or None if no kernel applies."""
     if B.numel() < LEAST or not wanted():
         return None
     if cpu.takes(B, v):
@@ -43,7 +43,7 @@ def coefficients(B: Tensor, v: Tensor) -> Tensor | None:
 
 
 def combination(B: Tensor, c: Tensor, out: Tensor) -> Tensor | None:
-    """out (d,) <- Bᵀ c."""
+    """Write Bᵀ c into out (d,) and return it; None, with nothing written, if no kernel applies."""
     if B.numel() < LEAST or not wanted() or not out.is_contiguous():
         return None
     if cpu.takes(B, c):

@@ -1,10 +1,10 @@
-"""The products of a few long rows B (r, d) with a vector on a GPU, in Triton: reading B is all that takes time.
+"""GPU kernels for the products of a few long rows B (r, d) with a vector, in Triton; their time is that of reading B.
 
-A program owns a tile of ROWS × BLOCK entries and walks STEPS such tiles, along a row for B v and down the rows for
-Bᵀ c. Entries are added up in float32 over the walk, which is short, then in float64 over the tile; the few numbers that
-the programs leave are added up after that. Nothing depends on which program is first, so results repeat bit by bit.
+A program has a tile of ROWS × BLOCK entries and moves it STEPS times, along the rows for B v and down the rows for
+Bᵀ c. It sums in float32 over these few steps, then in float64 over the tile; the partial sums of the programs are added
+afterwards. Nothing depends on the order in which programs run, so that results are reproducible bit by bit.
 
-Imported only where Triton is installed; `linalg` has the plain products.
+Imported only if Triton is installed; `dense` has the products in plain torch.
 """
 
 import math
@@ -15,21 +15,21 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, BLOCK, STEPS = 4, 1024, 4
-"""The tile and the walk of B v."""
+"""The tile of B v and the number of steps it moves."""
 
 TALL_ROWS, TALL_BLOCK, PROGRAMS = 16, 256, 4096
-"""The tile of Bᵀ c; its columns are walked in so many parts that there are about PROGRAMS programs."""
+"""The tile of Bᵀ c; its steps are divided into parts such that there are about PROGRAMS programs."""
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def takes(B: Tensor, x: Tensor) -> bool:
-    """Whether these products are for these tensors: rows without gaps on a GPU, a float32 vector."""
+    """Return whether the kernels support these tensors: B on a GPU with contiguous rows, x a float32 vector."""
     return B.is_cuda and B.dtype in TYPES and x.dtype == torch.float32 and B.stride(1) == 1
 
 
 def aligned(B: Tensor) -> int:
-    """The largest power of two, up to 16 bytes, that divides the rows' length and distance: what one load may take."""
+    """Return the entries per load: the largest power of two, up to 16 bytes, dividing row length and row stride."""
     return math.gcd(B.shape[1], B.stride(0), 16 // B.element_size())
 
 
@@ -46,7 +46,7 @@ def _row_products(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    # width and stride count groups of ALIGN entries: so the compiler knows what divides them.
+    # width and stride are in units of ALIGN entries, which tells the compiler what divides them.
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(1)
     starts = rows.to(tl.int64) * (stride * ALIGN)
@@ -88,7 +88,15 @@ def _column_products(  # type: ignore[no-untyped-def]
 
 
 def coefficients(B: Tensor, v: Tensor, rows: int = ROWS, block: int = BLOCK, steps: int = STEPS) -> Tensor:
-    """B v (r,) in float64; the tile may be changed for measurements."""
+    """Return B v (r,) in float64.
+
+    Args:
+        B: Basis (r, d).
+        v: Vector (d,), float32.
+        rows: Rows of the tile; to be changed for measurements only, as the following.
+        block: Columns of the tile.
+        steps: Steps that a program moves its tile.
+    """
     r, d = B.shape
     align = aligned(B)
     grid = (triton.cdiv(r, rows), triton.cdiv(d, block * steps))
@@ -101,7 +109,16 @@ def coefficients(B: Tensor, v: Tensor, rows: int = ROWS, block: int = BLOCK, ste
 def combination(
     B: Tensor, c: Tensor, out: Tensor, rows: int = TALL_ROWS, block: int = TALL_BLOCK, programs: int = PROGRAMS
 ) -> Tensor:
-    """out (d,) <- Bᵀ c; the tile may be changed for measurements."""
+    """Write Bᵀ c into out (d,) and return it.
+
+    Args:
+        B: Basis (r, d).
+        c: Coefficients (r,), float32.
+        out: Contiguous float32 vector (d,).
+        rows: Rows of the tile; to be changed for measurements only, as the following.
+        block: Columns of the tile.
+        programs: Approximate number of programs.
+    """
     r, d = B.shape
     align = aligned(B)
     blocks = triton.cdiv(d, block)

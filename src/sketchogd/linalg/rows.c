@@ -1,15 +1,15 @@
-/* Products of a few long rows B (r, d) with a vector, at the speed of memory, in more than float32 precision.
+/* Products of a few long rows B (r, d) with a vector, at memory bandwidth and in more than float32 precision.
 
-   A float32 sum over 100,000 terms is wrong by 1e-5. Here a sum runs in float32 over a short stretch, which fills the
-   vector units, and in double across stretches. Several rows go together, so that what is common to them is loaded
-   once. Compiled once for each type of B: -DBFLOAT16 says that its entries are the upper halves of float32 numbers. */
+   A float32 sum over 100,000 terms has an error of 1e-5. Here sums are in float32 over short stretches, which fills the
+   vector units, and in double across stretches. Several rows are processed together, so that what they share is loaded
+   once. Compiled once per type of B; with -DBFLOAT16 its entries are the upper halves of float32 numbers. */
 
 #include <stdint.h>
 #include <string.h>
 
-#define STRETCH 1024 /* columns of one float32 sum over a row */
-#define TILE 16384   /* columns whose sums over rows are in a cache together */
-#define GROUP 32     /* rows of one float32 sum over rows; a multiple of 8 */
+#define STRETCH 1024 /* columns per float32 sum along a row */
+#define TILE 16384   /* columns whose sums over rows fit into a cache together */
+#define GROUP 32     /* rows per float32 sum over rows; a multiple of 8 */
 
 #ifdef BFLOAT16
 typedef uint16_t entry;
@@ -26,7 +26,7 @@ static inline float wide(entry x) { return x; }
 
 static inline long smaller(long a, long b) { return a < b ? a : b; }
 
-/* Row i of B; the last one for rows that are beyond it, whose results are not used. */
+/* Row i of B; the last row for i >= r, whose result is not used. */
 static inline const entry *row(const entry *B, long stride, long r, long i) { return B + smaller(i, r - 1) * stride; }
 
 /* c (r) = B v for v (d). The rows of B begin `stride` entries apart. */
@@ -52,7 +52,7 @@ void coefficients(const entry *B, long stride, long r, long d, const float *v, d
     }
 }
 
-/* part (width) += sum of w[k] b[k] over eight rows. */
+/* part (width) += sum of w[k] b[k] over eight rows b[0] .. b[7]. */
 static inline void add_rows(const entry **b, const float *w, float *part, long width) {
 #pragma omp simd
     for (long j = 0; j < width; j++)

@@ -1,8 +1,8 @@
-"""What is read off a network for a batch of examples.
+"""What the library computes from a network and a batch of examples.
 
 * `parameters`: the protected parameters as one vector
-* `batches`: inputs of any form, outputs as logits, the scalar of an example
-* `layers`: which layers there are, and how one forward pass used their weights
+* `batches`: inputs of any structure, outputs as logits, one scalar per example
+* `layers`: the layers of a model, and how a forward pass uses their weights
 * `gradients`: per-example gradients
-* `sensitivities`: gradients of outputs with respect to the outputs of layers
+* `sensitivities`: inputs of layers, and gradients of the model's outputs with respect to the outputs of layers
 """

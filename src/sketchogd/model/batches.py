@@ -1,6 +1,6 @@
-"""One batch and what a model makes of it: inputs of any form, outputs as logits, the scalar of each example.
+"""Batches and model outputs: inputs of any structure, outputs as logits, one scalar per example.
 
-Letters: b examples, C logits of one example. Nothing here looks inside a model; `signals` does.
+Letters: b examples, C logits of one example. A model is only called here; `layers` looks inside it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 Output = Callable[[Any, Any], Tensor]
-"""A scalar of one example: (its output, its target) → a tensor of one number."""
+"""The scalar of one example, whose gradient is remembered: (its output, its target) → a tensor with one element."""
 
 
 def true_logit(output: Any, target: Tensor | None) -> Tensor:
-    """The logit of the true class; for sequences (T, C) with targets (T,) the sum over positions with target >= 0.
+    """Return the logit of the true class.
 
-    Raises ValueError without targets.
+    For sequences (T, C) with targets (T,): its sum over positions with target >= 0. Raises ValueError without a target.
 
     >>> true_logit(torch.tensor([0.1, 0.7]), torch.tensor(1))
     tensor(0.7000)
     """
     if target is None:
         raise ValueError(
-            "the true logit of an example is that of its class, and no targets came: give (inputs, targets), or an "
-            "output= that needs none"
+            "the true logit is that of the target, but the batch has no targets: pass (inputs, targets), or an output= "
+            "that needs no targets"
         )
     logits = logits_of(output)
     chosen = logits.gather(-1, target.clamp_min(0).unsqueeze(-1)).squeeze(-1)
@@ -34,17 +34,20 @@ def true_logit(output: Any, target: Tensor | None) -> Tensor:
 
 
 def log_likelihood(output: Any, target: Tensor) -> Tensor:
-    """The log-probability of the true class, summed over positions with target >= 0 for sequences."""
+    """Return the log-probability of the true class; for sequences its sum over positions with target >= 0."""
     return true_logit(logits_of(output).log_softmax(-1), target)
 
 
 def every_logit(output: Any, target: Tensor) -> Tensor:
-    """All logits together: what layer memories remember by default. As a scalar, their sum."""
+    """Return the sum of all logits; as `output=` of a layer memory (the default) it means every logit by itself."""
     return logits_of(output).sum()
 
 
 def logits_of(output: Any) -> Tensor:
-    """The tensor in a model's output: itself, the "logits" entry or attribute, or the first element of a tuple."""
+    """Return the logits in a model's output: a tensor itself, its "logits" entry or attribute, or its first element.
+
+    Raises TypeError if that is not a tensor.
+    """
     if isinstance(output, Tensor):
         return output
     if isinstance(output, Mapping):
@@ -62,7 +65,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 def per_example(function: Output, output: Any, targets: Any) -> Tensor:
-    """The scalar of every example (b,), from the outputs of a batch."""
+    """Apply `function` to every example's output and target in a batch; returns (b,)."""
     if function is every_logit:
         return logits_of(output).flatten(1).sum(1)
     plain = output if isinstance(output, (Tensor, Mapping, tuple, list)) else logits_of(output)
@@ -76,7 +79,7 @@ def per_example(function: Output, output: Any, targets: Any) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode inside the block; each one's own flag restored after, also on an exception."""
+    """Put every module into eval mode inside the block; afterwards, restore each module's own flag."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -87,14 +90,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """model(inputs), a tuple or list being positional arguments and a mapping keyword arguments."""
+    """Return model(inputs); a tuple or list is passed as positional arguments, a mapping as keyword arguments."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
 def map_tensors(function: Callable[[Tensor], Any], inputs: Any) -> Any:
-    """The same structure with the function applied to each of its tensors."""
+    """Apply a function to every tensor in a structure of tuples, lists and mappings; returns the same structure."""
     if isinstance(inputs, Tensor):
         return function(inputs)
     if isinstance(inputs, Mapping):
@@ -105,7 +108,7 @@ def map_tensors(function: Callable[[Tensor], Any], inputs: Any) -> Any:
 
 
 def batch_size(inputs: Any) -> int:
-    """The common first dimension of the tensors in a batch. Raises ValueError if there is none."""
+    """Return the common first dimension of all tensors in a batch. Raises ValueError if there is none."""
     sizes: set[int] = set()
     map_tensors(lambda t: sizes.add(t.shape[0] if t.ndim else -1), inputs)
     if len(sizes) != 1 or -1 in sizes:
@@ -114,14 +117,14 @@ def batch_size(inputs: Any) -> int:
 
 
 def map_tensors_of_output(function: Callable[[Tensor], Tensor], output: Any) -> Any:
-    """Like `map_tensors` for what a model returned; an object of another kind is reduced to its logits."""
+    """Like `map_tensors`, for a model's output; an object of another type is reduced to its logits."""
     if isinstance(output, (Tensor, Mapping, tuple, list)):
         return map_tensors(function, output)
     return function(logits_of(output))
 
 
 def limited(batches: Iterable[Any], examples: int | None) -> Iterator[tuple[Any, Any]]:
-    """(inputs, targets) of each batch, until there were so many examples."""
+    """Yield (inputs, targets) of each batch, up to the given number of examples (None: all)."""
     left = examples
     for batch in batches:
         if left is not None and left <= 0:
@@ -135,7 +138,9 @@ def limited(batches: Iterable[Any], examples: int | None) -> Iterator[tuple[Any,
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
-    """(inputs, targets) of what a loader yields: a pair, a mapping with "labels", or inputs alone.
+    """Split a batch into (inputs, targets): a pair, a mapping with "labels", or a tensor of inputs, with targets None.
+
+    Raises TypeError for anything else.
 
     >>> split_batch({"input_ids": 1, "labels": 2})
     ({'input_ids': 1}, 2)

@@ -1,12 +1,12 @@
-"""What is read off a model for a batch: per-example gradients, and layer inputs with output sensitivities.
+"""Per-example gradients of a model's outputs, as rows (b, p).
 
-Letters: b examples, p protected parameters, C logits of one example. Both are taken with evaluation statistics and
-without dropout, whatever mode the model is in; every module's own flag is put back afterwards.
+Letters: b examples, p protected parameters. The model is evaluated in eval mode, whatever mode it is in; every module's
+own flag is restored afterwards.
 
-Per-example gradients have three paths that agree. *fast*: one ordinary forward and backward pass, and one product a
-layer (Linear, Conv). *vmap*: torch.func, for any module that it takes. *loop*: one example at a time, for the rest.
-(*shards*, one example at a time in all processes together, is for parameters that are split.)
-The first batch decides, the fast path having to agree with one of the others on two examples.
+There are three equivalent paths. *fast*: one ordinary forward and backward pass, then one product per layer (Linear,
+Conv). *vmap*: torch.func, for any module that it supports. *loop*: one example at a time, for all others. The first
+batch decides; the fast path is chosen only if it agrees with one of the others on two examples. For sharded parameters
+there is a fourth path, *shards*: one example at a time, in all processes together.
 """
 
 import warnings
@@ -32,17 +32,19 @@ from .layers import find_layers, patches, record
 from .parameters import ProtectedParameters, Selection
 
 WORTHWHILE_CHUNK = 64
-"""Gradients of large models that are made at once, where memory allows."""
-
-
-# ---------------------------------------------------------------- per-example gradients
+"""Number of gradients of a large model that are computed at once, where memory allows."""
 
 
 class GradientSignals:
-    """Per-example gradients of `output` for batches of one model, in chunks of limited size.
+    """Per-example gradients of batches, in chunks of limited size.
 
-    With a `power` q a gradient g becomes g ‖g‖^q. `path` says how gradients are made ("fast", "vmap" or "loop") once
-    the first batch has come.
+    After the first batch, `path` is the way gradients are computed: "fast", "vmap", "loop" or "shards".
+
+    Args:
+        parameters: The protected parameters of the model.
+        output: The scalar of an example.
+        chunk_bytes: Bytes per chunk of gradients; by default some dozens of gradients, depending on the device.
+        power: Exponent q; a gradient g is returned as g ‖g‖^q.
     """
 
     def __init__(
@@ -53,10 +55,10 @@ class GradientSignals:
         self.power = power
         self.path: str | None = None
         self.layers = [] if parameters.split else find_layers(parameters)
-        width = parameters.columns.widest if parameters.split else parameters.p  # chunks are the same in all processes
+        width = parameters.columns.widest if parameters.split else parameters.p  # all processes need equal chunks
         row_bytes = width * parameters.dtype.itemsize
         if chunk_bytes is None:
-            # For every chunk a sketch reads and writes all its rows: a few dozen gradients are worth more memory.
+            # A sketch reads and writes all its rows once per chunk, so that larger chunks are worth their memory.
             least, most = 48 << 20, 256 << 20
             if parameters.device.type == "cuda":
                 least, most = 1 << 30, torch.cuda.get_device_properties(parameters.device).total_memory // 8
@@ -64,7 +66,7 @@ class GradientSignals:
         self.chunk = max(1, chunk_bytes // row_bytes)
 
     def chunks(self, inputs: Any, targets: Any) -> Iterator[Tensor]:
-        """The gradients of a batch as tensors (<= chunk, p) of about one size, in the order of the examples."""
+        """Yield the gradients of a batch as tensors (<= chunk, p) of about equal size, in the order of the examples."""
         b = batch_size(inputs)
         size = -(-b // max(1, -(-b // self.chunk)))
         for start in range(0, b, size) if b else ():
@@ -74,7 +76,7 @@ class GradientSignals:
                 yield self._scaled_(self._gradients(x, y))
 
     def total(self, inputs: Any, targets: Any) -> list[Tensor | None]:
-        """The gradients of the sum of all outputs, one tensor a parameter, by one ordinary backward pass."""
+        """Return the gradients of the sum of all outputs, one tensor per parameter, by one ordinary backward pass."""
         with evaluating(self.parameters.model), torch.enable_grad():
             scalars = per_example(self.output, call(self.parameters.model, inputs), targets)
             return list(torch.autograd.grad(scalars.sum(), self.parameters.tensors, allow_unused=True))
@@ -110,7 +112,7 @@ class GradientSignals:
         if self.power == 0:
             return rows
         norms = torch.linalg.vector_norm(rows, dim=1)
-        if self.parameters.split:  # each process has some of the columns of the same examples
+        if self.parameters.split:  # each process has some columns of the same rows
             norms = self.parameters.columns.total(norms.square()).sqrt()
         return rows.mul_(torch.where(norms > 0, norms**self.power, 0.0).unsqueeze(1))
 
@@ -187,11 +189,11 @@ def _by_loop(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
 
 
 def _by_shards(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
-    """One example at a time through a model whose parameters are split (FSDP2); rows (b, width), this process's part.
+    """Return this process's columns (b, width) of the gradients of a model with sharded parameters (FSDP2).
 
-    Every process must give the same examples. FSDP2 averages gradients over processes while it scatters them, which
-    leaves equal ones as they are and would mix different ones. It delivers them to `.grad` only, so `backward` it is;
-    gradients that are there already are put back.
+    Every process must pass the same examples: FSDP2 averages gradients over processes while it scatters them, which
+    leaves equal ones unchanged and would mix different ones. FSDP2 writes gradients to `.grad` only, hence `backward`;
+    previous values of `.grad` are restored.
     """
     parameters, b = signals.parameters, batch_size(inputs)
     everything = list(parameters.model.parameters())
@@ -220,9 +222,9 @@ def _by_layers(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
 
 
 def _fast(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor | None:
-    """Gradients from the inputs a and sensitivities δ of each layer: δ aᵀ summed over an example's positions.
+    """Return gradients (b, p) from the inputs a and sensitivities δ of each layer: δ aᵀ summed over positions.
 
-    None where the uses do not have the batch as their first dimension.
+    None if a use does not have the batch as its first dimension, or uses a slice of a weight.
     """
     parameters, b = signals.parameters, batch_size(inputs)
     output, uses = record(signals.layers, lambda: call(parameters.model, inputs))
@@ -241,7 +243,7 @@ def _fast(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor | None:
             groups = use.options["groups"]
             a = patches(use.input, **use.options)
             d = delta.flatten(2).transpose(1, 2).reshape(b, a.shape[1], groups, -1)
-        # (b, positions, groups, fan) → for each example and group, the sum of outer products over positions
+        # (b, groups, positions, fan), for the sum of outer products over positions per example and group of channels
         a = a.to(out.dtype).reshape(b, -1, groups, layer.fan_in).transpose(1, 2)
         d = d.to(out.dtype).reshape(b, -1, groups, layer.fan_out // groups).transpose(1, 2)
         place, _ = places[id(layer.weight)]
@@ -266,7 +268,14 @@ _PATHS: dict[str, Callable[[GradientSignals, Any, Any], Tensor]] = {
 def per_example_gradients(
     model: nn.Module, inputs: Any, targets: Any, *, parameters: Selection = None, output: Output = true_logit
 ) -> Tensor:
-    """The gradient of each example's scalar `output` with respect to the selected parameters, as rows (b, p).
+    """Return the gradient of each example's scalar output with respect to the selected parameters, as rows (b, p).
+
+    Args:
+        model: Any module; it is evaluated in eval mode.
+        inputs: A batch of inputs: a tensor, positional arguments (tuple or list), or keyword arguments (mapping).
+        targets: Targets of the batch, or None if `output` needs none.
+        parameters: Selection of parameters; by default all that require gradients.
+        output: The scalar of an example, a function of its output and target; by default the true logit.
 
     >>> model = nn.Linear(2, 3, bias=False)
     >>> per_example_gradients(model, torch.tensor([[1.0, 2.0]]), torch.tensor([1]))
@@ -274,6 +283,3 @@ def per_example_gradients(
     """
     signals = GradientSignals(ProtectedParameters(model, parameters), output)
     return torch.cat(list(signals.chunks(inputs, targets)))
-
-
-# ---------------------------------------------------------------- layer signals

@@ -1,9 +1,9 @@
-"""Which layers a model has, and how one forward pass used their weights.
+"""The layers of a model, and how a forward pass uses their weights.
 
 A layer is a weight matrix W (fan-out, fan-in), with its bias, that multiplies input rows a: Linear, Conv1d and Conv2d
-(rows are patches), Embedding (rows are one-hot tokens), the projections inside MultiheadAttention. `record` watches
-the functions that layers call (linear, conv, embedding), not the modules, so a weight that is used several times, or
-by a functional call, is seen each time.
+(rows are patches), Embedding (rows are one-hot tokens), the projections inside MultiheadAttention. `record` intercepts
+the functions that layers call (linear, conv, embedding), not the modules, so that every use of a weight is seen, also
+repeated ones and functional calls.
 """
 
 import types
@@ -22,9 +22,9 @@ from .parameters import ProtectedParameters
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A protected weight (fan-out, fan-in) and, where it is protected too, its bias, seen as one more input of 1.
+    """A protected weight (fan-out, fan-in) and its bias, if that is protected, as the weight of one more input of 1.
 
-    For an Embedding the fan-in is the number of tokens, and its weight is stored as (fan-in, fan-out).
+    For an Embedding the fan-in is the number of tokens, and the weight is stored as (fan-in, fan-out).
     """
 
     name: str
@@ -36,27 +36,27 @@ class Layer:
 
     @property
     def width(self) -> int:
-        """Length of an input row: fan-in, and one for the bias."""
+        """Length of an input row: fan-in, plus one for the bias."""
         return self.fan_in + (self.bias is not None)
 
 
 @dataclass
 class Use:
-    """One call that multiplied a layer's weight: the input, and the place of its output in the autograd graph."""
+    """One call that used a layer's weight: its input, and the edge of its output in the autograd graph."""
 
     layer: Layer
     input: Tensor
     edge: GradientEdge
     first: int
-    """The first row of the weight that was used; attention with several inputs uses slices of one weight."""
+    """First row of the weight that was used: cross-attention uses slices of one weight."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
 def find_layers(parameters: ProtectedParameters) -> list[Layer]:
-    """The layers of a model whose weights are protected, in module order.
+    """Return the layers of a model whose weights are protected, in module order.
 
-    A weight shared by layers of one kind is one layer. A weight shared by layers of different kinds (an embedding
-    tied to the output layer) has two roles, which no one layer describes, and is left out.
+    A weight shared by layers of the same kind is one layer. A weight shared by layers of different kinds (an embedding
+    tied to the output layer) is left out, since no single layer describes both.
     """
     found: dict[int, Layer] = {}
     conflicting: set[int] = set()
@@ -76,7 +76,7 @@ def find_layers(parameters: ProtectedParameters) -> list[Layer]:
                 conflicting.add(id(weight))
     layers = [layer for key, layer in found.items() if key not in conflicting]
     biases = [id(layer.bias) for layer in layers if layer.bias is not None]
-    # A bias tied to several weights belongs to none of them alone.
+    # A bias shared by several weights cannot be a column of one of them.
     return [layer for layer in layers if layer.bias is None or biases.count(id(layer.bias)) == 1]
 
 
@@ -93,8 +93,9 @@ def _weights_of(module: nn.Module) -> Iterable[tuple[str, str, str]]:
             yield "linear", f"{part}_proj_weight", ""
 
 
-# Inside a function mode's handler the mode is off, and turning it on again for attention, a Python function that asks
-# whether a mode is on, would never end. The same code with that question answered "no" lets its linear calls be seen.
+# A function mode is disabled inside its own handler. Re-enabling it for attention would recurse forever, because
+# F.multi_head_attention_forward dispatches to active modes. This copy of it has that check replaced by "no mode is
+# active", so that it runs with the mode enabled and its linear calls are recorded.
 _attention = types.FunctionType(
     F.multi_head_attention_forward.__code__,
     {**vars(F), "has_torch_function": lambda *_: False},
@@ -164,7 +165,7 @@ _READERS: dict[Any, Callable[..., tuple[Tensor, Tensor, dict[str, Any]]]] = {
 
 
 def record(layers: Iterable[Layer], forward: Callable[[], Any]) -> tuple[Any, list[Use]]:
-    """Run `forward` with gradients on and note every use of the layers' weights; returns its result and the uses."""
+    """Run `forward` with gradients enabled; returns its result and every use of the layers' weights, in order."""
     recorder = _Recorder(layers)
     with torch.enable_grad(), recorder:
         result = forward()
@@ -175,7 +176,10 @@ def record(layers: Iterable[Layer], forward: Callable[[], Any]) -> tuple[Any, li
 
 
 def input_rows(use: Use, dtype: torch.dtype) -> Tensor:
-    """The input as (positions, width) rows; for an embedding (examples, tokens) counts."""
+    """Return the input of a use as rows (positions, width), with a column of ones for the bias.
+
+    For an embedding the rows are token counts (examples, tokens).
+    """
     layer = use.layer
     if layer.kind == "embedding":
         tokens = use.input.reshape(len(use.input), -1)
@@ -190,7 +194,7 @@ def input_rows(use: Use, dtype: torch.dtype) -> Tensor:
 
 
 def sensitivity_rows(use: Use, delta: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gradient with respect to the output as (positions, fan-out) rows."""
+    """Return the gradient with respect to the output of a use as rows (positions, fan-out)."""
     if use.layer.kind == "conv":
         delta = delta.movedim(1 if delta.ndim > len(use.options["kernel"]) + 1 else 0, -1)
     rows = delta.reshape(-1, delta.shape[-1]).to(dtype)
@@ -199,9 +203,17 @@ def sensitivity_rows(use: Use, delta: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def patches(input: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    """The patches a convolution multiplies by its weight: (b, positions, groups, fan-in), positions row by row.
+    """Return the patches that a convolution multiplies by its weight, (b, positions, groups, fan-in).
 
-    `padding` may be "same" or "valid"; a 1-d convolution is one with a height of 1.
+    Positions are in row-major order. A 1-d convolution is treated as a 2-d one of height 1.
+
+    Args:
+        input: Input (b, channels, …), or that of one example without b.
+        kernel: Size of the kernel, per dimension.
+        stride: As for `torch.nn.functional.conv2d`.
+        padding: The same; may be "same" or "valid".
+        dilation: The same.
+        groups: The same; the number of groups of channels.
     """
     n = len(kernel)
     if input.ndim == n + 1:

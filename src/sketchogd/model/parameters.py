@@ -1,7 +1,7 @@
-"""The protected parameters of a model as one vector of length p: an ordered, named subset, flattened block by block.
+"""The protected parameters of a model as one vector of length p: an ordered, named subset, flattened and concatenated.
 
-Parameters of any real dtype stand side by side; the vector itself is float32 (float64 if every parameter is). Of
-parameters that are split over processes (DTensor, as FSDP2 has them) each process has its own part of the vector.
+Parameters may have any real dtypes; the vector is float32, or float64 if every parameter is. If parameters are sharded
+over processes (DTensors, as in FSDP2), each process has its own part of the vector.
 """
 
 import sys
@@ -16,17 +16,20 @@ from ..errors import ProtectionError
 from ..sketch.columns import Columns, Whole
 
 Selection = str | nn.Module | Sequence[str | nn.Module] | Callable[[str, nn.Parameter], bool] | None
-"""Which parameters: None (all that require gradients), names or globs ("!glob" leaves out), modules, a predicate."""
+"""Which parameters to protect.
+
+None (all that require gradients), names or globs ("!glob" excludes), modules, or a predicate (name, parameter) → bool.
+"""
 
 
 def local(t: Tensor) -> Tensor:
-    """The part of a tensor that is in this process: all of it, or the shard of a DTensor, without a copy."""
-    module = sys.modules.get("torch.distributed.tensor")  # no DTensor without it, and importing it takes a while
+    """Return the part of a tensor that is in this process, without a copy: of a DTensor its shard, otherwise all."""
+    module = sys.modules.get("torch.distributed.tensor")  # importing it is slow; if nobody did, there are no DTensors
     return t.to_local() if module is not None and isinstance(t, module.DTensor) else t
 
 
 def _reshard(model: nn.Module) -> None:
-    """Make the parameters of an FSDP2 model their shards again; a forward pass may leave gathered ones in the model."""
+    """Reshard the parameters of an FSDP2 model, because a forward pass may leave gathered parameters in it."""
     module = sys.modules["torch.distributed.fsdp"]
     for part in model.modules():
         if isinstance(part, module.FSDPModule):
@@ -34,9 +37,9 @@ def _reshard(model: nn.Module) -> None:
 
 
 def excluding(*parts: str | nn.Module) -> Callable[[str, nn.Parameter], bool]:
-    """A selection of all parameters but those of the given modules and those whose names match the given globs.
+    """Select all parameters except those of the given modules and those whose names match the given globs.
 
-    A glob without a dot at its end also names a module: "heads" leaves out "heads.0.weight".
+    A glob may also match the name of a module: "heads" excludes "heads.0.weight".
 
     >>> model = nn.ModuleDict({"body": nn.Linear(3, 4), "head": nn.Linear(4, 2)})
     >>> ProtectedParameters(model, excluding(model["head"])).names
@@ -48,12 +51,14 @@ def excluding(*parts: str | nn.Module) -> Callable[[str, nn.Parameter], bool]:
 
 
 class ProtectedParameters:
-    """An ordered, named subset of a model's parameters; a tied parameter counts once, under its first name.
+    """An ordered, named subset of a model's parameters, in the order of `model.named_parameters()`.
 
-    `names`, `shapes` and `p` describe the vector; parameters keep the order of `model.named_parameters()`. `offsets`
-    and `width` describe the part of it that is in this process; `columns` says which entries of a sketch's rows are.
-    `split`: whether they are DTensors.
-    Raises ValueError when nothing is selected, a pattern matches nothing, or a parameter is complex.
+    A tied parameter counts once, under its first name. `names`, `shapes` and `p` describe the vector; `offsets` and
+    `width` the part of it in this process; `columns` the part of a gradient sketch's rows in this process; `split` is
+    True if the parameters are DTensors.
+
+    Raises:
+        ValueError: nothing is selected, a glob matches nothing, or a parameter is complex.
     """
 
     def __init__(self, model: nn.Module, selection: Selection = None) -> None:
@@ -76,16 +81,16 @@ class ProtectedParameters:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the flat vector."""
+        """The dtype of the vector."""
         return torch.float64 if all(t.dtype == torch.float64 for t in self.tensors) else torch.float32
 
     @property
     def device(self) -> torch.device:
-        """The device of the first parameter, where the flat vector lives."""
+        """The device of the vector: that of the first parameter."""
         return self.tensors[0].device
 
     def held_in(self, columns: Columns) -> None:
-        """Say which columns of a gradient sketch are in this process."""
+        """Set which columns of a gradient sketch are in this process."""
         self.columns = columns
 
     def __len__(self) -> int:
@@ -95,12 +100,12 @@ class ProtectedParameters:
         return any(parameter is t for t in self.tensors)
 
     def slices(self) -> Iterable[tuple[nn.Parameter, slice]]:
-        """Each parameter with its place in the vector."""
+        """Yield each parameter with its slice of the vector."""
         for t, start, stop in zip(self.tensors, self.offsets, self.offsets[1:], strict=False):
             yield t, slice(start, stop)
 
     def flatten(self, values: Sequence[Tensor | None] | None = None, out: Tensor | None = None) -> Tensor:
-        """One vector (width,) of the parameters, or of tensors shaped like them (None stands for zeros).
+        """Concatenate the parameters, or tensors shaped like them (None stands for zeros), to a vector (width,).
 
         >>> parameters = ProtectedParameters(nn.Linear(2, 1))
         >>> parameters.flatten([torch.ones(1, 2), None])
@@ -116,19 +121,22 @@ class ProtectedParameters:
         return out
 
     def unflatten(self, vector: Tensor) -> list[Tensor]:
-        """Views of a vector (width,) in the shapes that the parameters have in this process."""
+        """Return views of a vector (width,) with the shapes that the parameters have in this process.
+
+        Raises ValueError for a vector of another length.
+        """
         if vector.shape != (self.width,):
             raise ValueError(f"expected a vector of length {self.width}, got shape {tuple(vector.shape)}")
         return [vector[place].view(local(t.detach()).shape) for t, place in self.slices()]
 
     @torch.no_grad()
     def add_(self, vector: Tensor, alpha: float = 1.0) -> None:
-        """Parameters += alpha · vector, in place and without another copy of the model."""
+        """Add alpha · vector to the parameters, in place and without another copy of the model."""
         for t, piece in zip(self.tensors, self.unflatten(vector), strict=True):
             local(t).add_(piece.to(t.device), alpha=alpha)
 
     def require_unchanged(self) -> None:
-        """Raise ProtectionError if the model's parameters are no longer those that were selected."""
+        """Raise ProtectionError if the selected parameters are no longer those of the model."""
         if self.split and "torch.distributed.fsdp" in sys.modules:
             _reshard(self.model)
         present = dict(self.model.named_parameters(remove_duplicate=False))
@@ -150,7 +158,7 @@ class ProtectedParameters:
             )
 
     def describe(self) -> list[dict[str, Any]]:
-        """Names and shapes, as a file records them."""
+        """Return names and shapes in the form in which files store them."""
         return [{"name": n, "shape": list(s)} for n, s in zip(self.names, self.shapes, strict=True)]
 
 

@@ -1,7 +1,6 @@
-"""The gradients of a batch's outputs with respect to the outputs of each layer, and the rows that come of them.
+"""Sensitivities: the gradients of a batch's outputs with respect to the outputs of each layer, δ.
 
-Letters: b examples, C logits of one example. They are taken with evaluation statistics and without dropout, whatever
-mode the model is in.
+Letters: b examples, C logits of one example, a the inputs of a layer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,10 +14,11 @@ from .layers import Layer, Use, find_layers, input_rows, record, sensitivity_row
 from .parameters import ProtectedParameters, Selection
 
 EVERY_LOGIT_UP_TO = 16
-"""With more logits than this, layer sensitivities are those of a few random combinations of them."""
+"""Up to this many logits, sensitivities are those of each; beyond, those of COMBINATIONS random combinations."""
 
 
 COMBINATIONS = 8
+"""Number of random combinations of the logits; one backward pass each."""
 
 
 def layer_signals(
@@ -30,10 +30,19 @@ def layer_signals(
     parameters: Selection = None,
     seed: int = 0,
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """{layer: (inputs (rows, fan-in + 1 for a bias), sensitivities (rows, fan-out))} of a batch.
+    """Return {layer: (inputs (rows, fan-in, plus 1 for a bias), sensitivities (rows, fan-out))} of a batch.
 
-    A sequence or an image gives several rows an example, an embedding one row of token counts an example; the
-    sensitivities have a row for every position and every logit (or random combination of logits, see `deltas_of`).
+    There is one input row per example and position (of a sequence or image), for an embedding one row of token counts
+    per example. Sensitivities have one row per example, position and logit (or combination of logits, see `deltas_of`).
+    The model is evaluated in eval mode.
+
+    Args:
+        model: Any module.
+        inputs: A batch of inputs, as for `per_example_gradients`.
+        targets: Targets of the batch; `every_logit` needs none.
+        output: The scalar of an example; the default stands for every logit by itself.
+        parameters: Selection of parameters; by default all that require gradients.
+        seed: Seed of the random combinations of logits.
 
     >>> signals = layer_signals(nn.Linear(2, 3), torch.ones(4, 2))
     >>> [tuple(rows.shape) for rows in signals[""]]
@@ -61,7 +70,20 @@ def read_layers(
     seed: int,
     backward: bool = True,
 ) -> tuple[list[Use], list[Sequence[Tensor]]]:
-    """One forward pass, and the backward passes for the sensitivities: (uses, for each scalar a δ for every use)."""
+    """Run one forward pass, then the backward passes for the sensitivities.
+
+    Args:
+        model: Any module, in the mode in which it should be evaluated.
+        layers: Layers whose uses are recorded.
+        inputs: A batch of inputs.
+        targets: Its targets, or None if `output` needs none.
+        output: The scalar of an example.
+        seed: Seed of the random combinations of logits.
+        backward: Whether to compute sensitivities.
+
+    Returns:
+        The uses of the layers and, for every backward pass, one δ per use (None if the outputs do not depend on it).
+    """
     result, uses = record(layers, lambda: call(model, inputs))
     if not backward or not uses:
         return uses, []
@@ -69,10 +91,17 @@ def read_layers(
 
 
 def deltas_of(result: Any, targets: Any, edges: Sequence[Any], output: Output, seed: int) -> Iterator[Sequence[Tensor]]:
-    """The gradients of the outputs with respect to every edge, one sequence for each backward pass, as it is asked for.
+    """Yield the gradients of the outputs with respect to all edges, one sequence per backward pass, lazily.
 
-    For `every_logit`: each logit in turn, or, when an example has more than EVERY_LOGIT_UP_TO, COMBINATIONS random
-    combinations Σ_c ±logit_c / √COMBINATIONS, whose second moment has that of all logits as its expectation.
+    For `every_logit` there is one pass per logit or, with more than EVERY_LOGIT_UP_TO logits per example, one per
+    random combination Σ_c ±logit_c / √COMBINATIONS; the expected second moment of these is that of all logits.
+
+    Args:
+        result: What the model returned for a batch.
+        targets: Targets of the batch, or None.
+        edges: Edges of the autograd graph, those of the layers' outputs.
+        output: The scalar of an example.
+        seed: Seed of the random signs.
     """
     with torch.enable_grad():
         outputs = logits_of(result).flatten(1) if output is every_logit else per_example(output, result, targets)
@@ -90,7 +119,7 @@ def deltas_of(result: Any, targets: Any, edges: Sequence[Any], output: Output, s
 
 
 def sign_rows(logits: Tensor, count: int, seed: int) -> Iterator[Tensor]:
-    """`count` tensors of ±1/√count shaped like the logits, the same on every device."""
+    """Yield `count` tensors of random entries ±1/√count, shaped like the logits, the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         signs = torch.randint(0, 2, logits.shape, generator=generator, dtype=torch.int8)

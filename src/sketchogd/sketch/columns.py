@@ -1,8 +1,8 @@
-"""Which of the d columns of a sketch this process holds: all of them, unless the sketch is split over processes.
+"""Which of the d columns of a sketch this process holds: all of them, unless the sketch is sharded over processes.
 
-All that a sketch needs of columns that it does not hold are sums over the columns: Gram matrices, products with a test
-matrix, norms. So a split sketch is an ordinary sketch of fewer columns whose sums go through `total`; the splits are in
-`distributed`.
+Of the columns held elsewhere a sketch only needs sums over columns: Gram matrices, products with a test matrix, norms.
+A sharded sketch is therefore an ordinary sketch with fewer columns that passes these sums through `Columns.total`. The
+sharded implementations are in `distributed.shards`.
 """
 
 from abc import ABC, abstractmethod
@@ -13,9 +13,9 @@ from torch import Tensor
 
 
 class Columns(ABC):
-    """The columns of a (…, d) matrix that this process holds, as ranges of 0..d in the order they are held.
+    """The columns of a (…, d) matrix that this process holds, as ranges of 0..d in storage order.
 
-    `width` is their number here, `widest` that of the process that has most.
+    `width` is the number of columns held here, `widest` the largest such number over all processes.
 
     >>> list(Whole(10).blocks(6))
     [(slice(0, 6, None), slice(0, 6, None)), (slice(6, 10, None), slice(6, 10, None))]
@@ -28,7 +28,7 @@ class Columns(ABC):
         self.widest = self.width if widest is None else widest
 
     def blocks(self, most: int) -> Iterator[tuple[slice, slice]]:
-        """(where held, which of the d) for pieces that lie between multiples of `most`."""
+        """Yield (slice of the columns held, slice of 0..d) for blocks that do not cross multiples of `most`."""
         starts = accumulate((len(part) for part in self.ranges), initial=0)
         for held, part in zip(starts, self.ranges, strict=False):
             start = part.start
@@ -39,51 +39,57 @@ class Columns(ABC):
 
     @abstractmethod
     def total(self, x: Tensor) -> Tensor:
-        """The sum of x over all that hold columns, in the place of x."""
+        """Sum x over all processes that hold columns, in place; returns x."""
 
     @abstractmethod
     def largest(self, x: float) -> float:
-        """The largest x of all that hold columns."""
+        """Return the maximum of x over all processes that hold columns."""
 
     @abstractmethod
     def of(self, v: Tensor) -> Tensor:
-        """A view of the entries of a vector v that belong to these columns; v is as the parameters are held."""
+        """Return a view of the entries of a vector v that belong to these columns.
+
+        v has an entry for every parameter entry in this process: all d, or those of its parameter shards.
+        """
 
     @abstractmethod
     def complete_(self, v: Tensor) -> Tensor:
-        """Fill in the entries of v that others hold, after each has written its own; v itself."""
+        """Fill in the entries of v that other processes hold, once each has written its own; returns v."""
 
     @abstractmethod
     def vector_total(self, x: Tensor) -> Tensor:
-        """The sum over all parts of v of a number that was computed from this process's v; in the place of x."""
+        """Complete a sum x over the entries of v, in place; returns x.
+
+        x was computed from the v of this process; if that has only some of the d entries, x is summed over processes.
+        """
 
 
 class Whole(Columns):
-    """All columns are here: every sum is complete as it is."""
+    """All columns are in this process, so that every sum is already complete."""
 
     def __init__(self, d: int) -> None:
         super().__init__(d, (range(d),))
 
     def total(self, x: Tensor) -> Tensor:
-        """x."""
+        """Return x unchanged."""
         return x
 
     def largest(self, x: float) -> float:
-        """x."""
+        """Return x unchanged."""
         return x
 
     def of(self, v: Tensor) -> Tensor:
-        """v."""
+        """Return v unchanged."""
         return v
 
     def complete_(self, v: Tensor) -> Tensor:
-        """v."""
+        """Return v unchanged."""
         return v
 
     def vector_total(self, x: Tensor) -> Tensor:
-        """x."""
+        """Return x unchanged."""
         return x
 
 
 UNSPLIT: Columns = Whole(0)
-"""For vectors and bases that are all here, whatever their length."""
+"""The columns of vectors and bases of any length that are whole in this process."""

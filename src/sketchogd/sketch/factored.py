@@ -1,8 +1,8 @@
-"""Sketches that keep their basis in the place of their rows.
+"""Sketches that store their basis in place of their rows.
 
-A sketch S (m, d) and its basis B (r, d) would need the memory twice; S = R B with R (m, r) small, so S is overwritten
-by B and R is kept. The next `observe` first restores S = R B. So **a basis is a view that is valid until the next
-observe, merge or load**.
+Keeping a sketch S (m, d) and its basis B (r, d) side by side would double the memory. Since S = R B with a small
+R (m, r), S is overwritten by B, and R is kept. The next `observe` first restores S = R B. Therefore **a basis is a view
+that is valid until the next observe, merge or load**.
 """
 
 from abc import abstractmethod
@@ -16,25 +16,28 @@ from .base import Sketch
 
 
 class FactoredSketch(Sketch):
-    """A sketch whose state is one block of rows S (m, d), overwritten by its basis when that is asked for."""
+    """A sketch whose state is one block of rows S (m, d) that `spectrum` overwrites with its basis."""
 
     rows: Tensor
-    """S, or, when `factor` is there, the orthonormal rows that stand in its place."""
+    """S or, when `factor` is set, the orthonormal rows stored in its place."""
     factor: Tensor | None = None
-    """R (m, r) with S = R B."""
+    """R (m, r) with S = R B; None while `rows` is S itself."""
     values: Tensor | None = None
-    """Estimated eigenvalues, one for each row of the basis."""
+    """Estimated eigenvalues, one per basis row; None while `rows` is S itself."""
 
     @abstractmethod
     def _factorise(self) -> tuple[Tensor, Tensor]:
-        """Overwrite `self._filled()` by orthonormal rows; returns (R (m, r), values (r',) with r' <= r)."""
+        """Overwrite `self._filled()` with orthonormal rows; returns (R (m, r), values (r',)) with r' <= r.
+
+        Only the first r' rows are the basis; the others are needed to restore S.
+        """
 
     def _filled(self) -> Tensor:
-        """The part of `rows` that is in use."""
+        """Return the rows in use."""
         return self.rows
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """See `Sketch.spectrum`. The first call after an observe computes it."""
+        """See `Sketch.spectrum`; computed by the first call after an observe and stored."""
         self._require_bound()
         if self.count == 0:
             return torch.zeros(0, dtype=torch.float64, device=self.device), self.rows[:0]
@@ -45,17 +48,17 @@ class FactoredSketch(Sketch):
 
     @property
     def rank_limit(self) -> int | None:
-        """See `Sketch`: as many as there are rows in S."""
+        """See `Sketch`: the number of rows of S, at most d."""
         return None if self.grows else min(len(self.rows), self.d)
 
     def _open(self) -> None:
-        """Restore S, so that it can be added to."""
+        """Restore S, so that rows can be added to it."""
         if self.factor is not None:
             restore_(self._filled(), self.factor)
             self.factor = self.values = None
 
     def _opened_rows(self) -> Tensor:
-        """S as a new tensor, the state untouched."""
+        """Return S as a new tensor, leaving the state untouched."""
         filled = self._filled()
         if self.factor is None:
             return filled.clone()
@@ -85,11 +88,11 @@ class FactoredSketch(Sketch):
         self.rows, self.factor, self.values = rows.to(self.dtype).clone(), factor, values
 
     grows: ClassVar[bool] = False
-    """Whether the number of rows depends on what was observed."""
+    """Whether the number of rows grows with the stream."""
 
     def _more_state(self) -> dict[str, Tensor]:
-        """State tensors of a subclass beside the rows."""
+        """Return the state tensors that a subclass adds to those of this class."""
         return {}
 
     def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Take over the rest of a checked state."""
+        """Load the state that a subclass adds; raises ValueError if it does not fit."""

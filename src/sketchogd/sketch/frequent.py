@@ -1,8 +1,9 @@
 """Sketches that compress whenever their buffer is full: frequent directions and incremental PCA.
 
-Both keep S (k + buffer, d). When it is full, S = U Σ V; S becomes the k leading rows of f(Σ) V and the buffer is free
-again. Incremental PCA cuts: f(σ) = σ. Frequent directions (Liberty 2013) shrinks: f(σ)² = σ² - σ²_{k+1}, which gives
-0 <= M - SᵀS <= ‖M - M_j‖_F² / (k - j + 1) I for every j <= k, M = Σ v vᵀ. PCA about the origin: M is what counts.
+Both store rows S (k + buffer, d). When S is full, it is decomposed as S = U Σ V and replaced by the k leading rows of
+f(Σ) V, which empties the buffer. Incremental PCA truncates: f(σ) = σ. Frequent directions (Liberty 2013) shrinks:
+f(σ)² = σ² - σ²_{k+1}, which guarantees 0 <= M - SᵀS <= Tr(M - M_j) / (k - j + 1) I for every j <= k, where M = Σ v vᵀ
+and M_j is its best approximation of rank j. Rows are not centred.
 """
 
 from abc import abstractmethod
@@ -19,7 +20,10 @@ B = TypeVar("B", bound="BufferedSketch")
 
 
 class BufferedSketch(FactoredSketch):
-    """What the two have in common: a buffer, and a spectrum to be cut when it is full."""
+    """Base of both: rows with a buffer, compressed to `rank` rows when the buffer is full.
+
+    `buffer` defaults to a quarter of the rank; a larger one means fewer compressions.
+    """
 
     def __init__(self, rank: int, buffer: int | None = None) -> None:
         buffer = max(1, rank // 4) if buffer is None else buffer
@@ -31,20 +35,20 @@ class BufferedSketch(FactoredSketch):
 
     @abstractmethod
     def _shrunk(self, squares: Tensor) -> Tensor:
-        """New squared singular values (<= rank of them) from all of them, falling."""
+        """Map the squared singular values, in decreasing order, to the new ones, at most `rank` of them."""
 
     def settings(self) -> dict[str, Any]:
         """See `Sketch`."""
         return {"rank": self.rank, "buffer": self.buffer}
 
     def cost(self, d: int, itemsize: int = 4) -> int:
-        """m (d + m) numbers with m = rank + buffer, and the values."""
+        """Return the bytes of m (d + m) numbers, m = rank + buffer, and of the values."""
         m = self.rank + self.buffer
         return itemsize * m * (d + min(m, d)) + 8 * min(m, d)
 
     @classmethod
     def from_budget(cls: type[B], nbytes: int, d: int, **settings: Any) -> B:
-        """See `Sketch`; a fifth of the rows are buffer."""
+        """See `Sketch`; a fifth of the rows is buffer."""
         rank = largest_rank(lambda k: cls(k).cost(d) <= nbytes, d)
         if rank == 0:
             raise ValueError(
@@ -97,7 +101,7 @@ class BufferedSketch(FactoredSketch):
 
 
 class IncrementalPCA(BufferedSketch):
-    """The leading `rank` directions are kept at full weight, the rest is cut off.
+    """Incremental PCA: a compression keeps the leading `rank` directions at full weight and drops the others.
 
     >>> sketch = IncrementalPCA(rank=1, buffer=2).bind(2)
     >>> sketch.observe(torch.tensor([[5.0, 0.0], [0.0, 1.0], [5.0, 0.0], [0.0, 1.0]]))
@@ -112,7 +116,10 @@ class IncrementalPCA(BufferedSketch):
 
 
 class FrequentDirections(BufferedSketch):
-    """Every compression subtracts the (rank + 1)-th square from all, so that nothing is overrated (Liberty 2013)."""
+    """Frequent directions (Liberty 2013): a compression subtracts the (rank + 1)-th squared singular value from all.
+
+    No direction is therefore overestimated: SᵀS <= Σ v vᵀ.
+    """
 
     name = "frequent-directions"
 

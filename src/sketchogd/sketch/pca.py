@@ -1,4 +1,4 @@
-"""PCA-OGD: the leading principal directions of a sample of each task. Components (m, d) are added up over tasks."""
+"""PCA-OGD: the leading principal directions of a sample of each task. Components (m, d) accumulate over tasks."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from .rows import RandomRows
 
 
 class PCARows(Sketch):
-    """At `end_task`, a uniform sample of `samples` rows of the task becomes its top `components` principal directions.
+    """The top `components` principal directions of a uniform sample of `samples` rows per task, found at `end_task`.
 
-    The sample is centred first, as the published runs do. Directions are made orthonormal to those kept; what lies in
-    their span already adds nothing. Memory grows by `components` rows a task, and a task under way holds its sample.
-    The basis covers finished tasks only.
+    The sample is centred first, as in the published runs. New directions are orthogonalised against those of earlier
+    tasks; a direction that lies in their span is dropped. Memory grows by up to `components` rows per task, and holds
+    the sample of the current task. The basis covers finished tasks only.
 
     Raises ValueError if components > samples.
     """
@@ -41,13 +41,13 @@ class PCARows(Sketch):
         return {"samples": self.samples, "components": self.components, "seed": self.seed}
 
     def cost(self, d: int, itemsize: int = 4) -> int:
-        """Bytes that one task adds: its components and their values."""
+        """Return the bytes that one task adds: its components and their values."""
         return self.components * (d * itemsize + 8)
 
     @classmethod
     def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "PCARows":
-        """Always an error: the number of tasks is not known."""
-        raise ValueError("PCARows grows with every task and has no budget; use ProductSketch or IncrementalPCA")
+        """Raise ValueError: the number of tasks is unknown."""
+        raise ValueError("PCARows grows with every task, beyond any budget; use ProductSketch or IncrementalPCA")
 
     @property
     def rank_limit(self) -> None:
@@ -58,7 +58,7 @@ class PCARows(Sketch):
         self.values = torch.zeros(0, dtype=torch.float64, device=self.device)
 
     def _open_sample(self) -> RandomRows:
-        # The task's number enters the seed, so that samples of different tasks are independent.
+        # The seed depends on the task, so that the samples of different tasks are independent.
         sample = RandomRows(self.samples, seed=derive_seed(self.seed, "task", self.tasks))
         return sample.bind(self.d, self.dtype, self.device, self.columns)
 
@@ -68,7 +68,7 @@ class PCARows(Sketch):
         self._sample.observe(rows)
 
     def end_task(self) -> None:
-        """Turn the sample of the task into components."""
+        """Reduce the sample of the task to its components; without a sample, do nothing."""
         if self._sample is None:
             return
         rows = self._sample._opened_rows()
@@ -84,13 +84,13 @@ class PCARows(Sketch):
         self._append(rows[: len(values)], values)
 
     def _append(self, components: Tensor, values: Tensor) -> None:
-        """Add directions, each less what the kept ones span of it."""
+        """Add components (overwritten) with their values, after removing what the stored ones span of them."""
         if len(values) == 0:
             return
         for _ in range(2):
             components -= self.columns.total(components @ self.rows.T) @ self.rows
         R = orthonormalise_(components, self.columns.total)
-        # A direction within the old span leaves only rounding; 1e-4 is far above that and far below a real one.
+        # A direction within the old span leaves only rounding errors, far below 1e-4; a new one leaves far more.
         size = R.square().sum(0).sqrt()
         new = int((size > 1e-4).sum())
         shares = R[:, :new].square() / R[:, :new].square().sum(0)
@@ -98,7 +98,7 @@ class PCARows(Sketch):
         self.rows = torch.cat([self.rows, components[:new]])
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Variances and components of the finished tasks, largest first."""
+        """Return the variances and components of the finished tasks, largest variance first."""
         self._require_bound()
         self.values, order = self.values.sort(descending=True, stable=True)
         self.rows = self.rows[order]

@@ -1,4 +1,4 @@
-"""Sketches that keep rows as they are: all of them (OGD) or a uniform sample (RandomOGD). Rows (n, d)."""
+"""Sketches that store rows unchanged: all rows (OGD), or a uniform sample of m of them (RandomOGD). Rows (n, d)."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from .factored import FactoredSketch
 
 
 class AllRows(FactoredSketch):
-    """OGD: every row is kept, so memory grows with the stream. Values are the exact eigenvalues of Σ v vᵀ.
+    """OGD: all rows, so that memory grows with the stream. Values are the exact eigenvalues of Σ v vᵀ.
 
     >>> sketch = AllRows().bind(2)
     >>> sketch.observe(torch.tensor([[3.0, 4.0]]))
@@ -23,20 +23,20 @@ class AllRows(FactoredSketch):
     name = "all"
     grows = True
     growth = 1.25
-    """By how much the storage grows when it is full: fewer copies for at most a quarter of spare memory."""
+    """Factor by which full storage grows: fewer copies, at the price of up to a quarter of spare memory."""
 
     def settings(self) -> dict[str, Any]:
-        """None."""
+        """See `Sketch`: there are none."""
         return {}
 
     def cost(self, d: int, itemsize: int = 4) -> int:
-        """Bytes of one row."""
+        """Return the bytes per row."""
         return d * itemsize
 
     @classmethod
     def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "AllRows":
-        """Always an error: no budget holds a memory that grows."""
-        raise ValueError("AllRows grows with every row and has no budget; use ProductSketch or RandomRows")
+        """Raise ValueError: a sketch that grows exceeds every budget."""
+        raise ValueError("AllRows grows with every row, beyond any budget; use ProductSketch or RandomRows")
 
     def _allocate(self) -> None:
         self.rows = torch.zeros(0, self.columns.width, dtype=self.dtype, device=self.device)
@@ -59,17 +59,17 @@ class AllRows(FactoredSketch):
         return R, R.square().sum(0)
 
     def _check_mergeable(self, other: "AllRows") -> None:
-        """Any two can be merged."""
+        """Do nothing: any two can be merged."""
 
     def _absorb(self, other: "AllRows") -> None:
         self._update(other._opened_rows().to(self.device), 0.0)
 
 
 class RandomRows(FactoredSketch):
-    """RandomOGD: a uniform sample without replacement of all rows seen, whatever their number.
+    """RandomOGD: a uniform sample, without replacement, of all rows seen, however many there are.
 
-    Every row gets a random key; the `capacity` rows with the smallest keys are kept. Two samples merge by their keys.
-    Values are those of the sample scaled by (rows seen) / (rows kept).
+    Every row gets a random key, and the `capacity` rows with the smallest keys are kept; two samples are merged by
+    their keys. Values are those of the sample, scaled by (rows seen) / (rows kept).
     """
 
     name = "random"
@@ -87,7 +87,7 @@ class RandomRows(FactoredSketch):
         return {"capacity": self.capacity, "seed": self.seed}
 
     def cost(self, d: int, itemsize: int = 4) -> int:
-        """m (d + m) numbers, m keys and m values."""
+        """Return the bytes of m (d + m) numbers, m keys and m values, m being the capacity."""
         m = self.capacity
         return itemsize * m * (d + min(m, d)) + 8 * m + 8 * min(m, d)
 
@@ -113,7 +113,7 @@ class RandomRows(FactoredSketch):
         self._keep(rows, torch.rand(len(rows), generator=generator, dtype=torch.float64).to(self.device))
 
     def _keep(self, rows: Tensor, keys: Tensor) -> None:
-        """Let new rows compete by their keys with those kept, in place."""
+        """Keep the `capacity` rows with the smallest keys among the stored and the new ones, in place."""
         n = len(self._filled())
         self._open()
         winners = torch.cat([self.keys[:n], keys]).topk(min(self.capacity, n + len(rows)), largest=False).indices

@@ -1,7 +1,7 @@
-"""Sums of squares at a scale of their own: Y is kept as Y · 4^(-e), e the exponent of the largest entry seen.
+"""Scaling of sums of squares: Y is stored as Y · 4^(-e), e being the binary exponent of the largest entry seen.
 
-Squares of rows beyond 1e19 overflow float32; scaling by powers of two is exact. An exponent is None until something
-other than zero was seen.
+Squares of entries beyond 1e19 overflow float32; scaling by powers of two is exact. The exponent is None until a
+non-zero entry has been seen.
 """
 
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def rescale_(Y: Tensor, exponent: int | None, largest: float) -> int | None:
-    """Bring Y to the scale of the largest entry seen, which may be in the rows to come; returns its exponent."""
+    """Rescale Y in place before rows with largest absolute entry `largest` are added; returns the new exponent."""
     if largest == 0.0:
         return exponent
     here = math.frexp(largest)[1]
@@ -22,12 +22,19 @@ def rescale_(Y: Tensor, exponent: int | None, largest: float) -> int | None:
 
 
 def scaled(H: Tensor, exponent: int | None, power: int = 2) -> Tensor:
-    """H · 2^(-power · exponent), exact also where that power of two is beyond float32 itself."""
+    """Return H · 2^(-power · exponent), exact even where that power of two is beyond the range of float32."""
     return torch.ldexp(H, torch.tensor(-power * (exponent or 0), device=H.device))
 
 
 def added_scaled_(Y: Tensor, exponent: int | None, other: Tensor, other_exponent: int | None) -> int | None:
-    """Y · 4^exponent + other · 4^other_exponent, at the larger scale, in place of Y."""
+    """Add two scaled sums into Y, in place; returns the exponent of the result, the larger of the two.
+
+    Args:
+        Y: First sum, stored as Y · 4^(-exponent).
+        exponent: Exponent of Y; None if Y is zero.
+        other: Second sum, stored in the same way.
+        other_exponent: Exponent of the second sum; None if it is zero.
+    """
     if other_exponent is None:
         return exponent
     if exponent is None:
@@ -40,5 +47,5 @@ def added_scaled_(Y: Tensor, exponent: int | None, other: Tensor, other_exponent
 
 
 def unscaled(values: Tensor, exponent: int | None) -> Tensor:
-    """values · 4^exponent."""
+    """Return values · 4^exponent, undoing `scaled` for sums of squares."""
     return values * 4.0 ** (exponent or 0)

@@ -1,8 +1,9 @@
-"""Random test matrices Ω (d, k), made from a seed and applied without being stored.
+"""Random test matrices Ω (d, k), generated from a seed and applied without being stored.
 
-A sketch needs G Ω for rows G (b, d). `SparseSign` sends coordinate i to ζ of the k columns with signs that are an
-integer hash of (seed, i): nothing is kept, the product costs one pass over G, and CPU and GPU agree on every entry.
-`Gaussian` is the paper's; it is regenerated block by block, or stored where the paper's accounting is wanted.
+A sketch needs the product G Ω for rows G (b, d). `SparseSign` maps coordinate i to ζ of the k columns; columns
+and signs are integer hashes of (seed, i): nothing is stored, the product takes one pass over G per entry, and CPU and
+GPU agree on every entry. `Gaussian` is the paper's matrix; it is regenerated block by block, or stored to match the
+paper's accounting. `Identity` is used where k = d.
 """
 
 from abc import ABC, abstractmethod
@@ -16,43 +17,52 @@ from ..seeds import derive_seed, hash32, normal
 from .columns import Columns, Whole
 
 BLOCK = 1 << 12
-"""Coordinates a block; part of the definition of `Gaussian`, whose blocks have a seed each."""
+"""Coordinates per block. Part of the definition of `Gaussian`, which draws each block from its own seed."""
 
 APPLY_BYTES = 4 << 20
-"""About the bytes of one block of rows that `SparseSign` works on."""
+"""Approximate bytes of the block of rows that `SparseSign` processes at a time."""
 
 GPU_APPLY_BYTES = 512 << 20
-"""The same on a GPU, whose time would otherwise be spent on starting kernels."""
+"""The same on a GPU, where kernel launches would dominate for smaller blocks."""
 
 
 class TestMatrix(ABC):
-    """Ω (d, k): settings first, then `bind` fixes the size and the seed, then `apply` multiplies."""
+    """A test matrix Ω (d, k): constructed from settings, bound to a size and a seed by `bind`, applied by `apply`."""
 
-    __test__ = False  # the name is the method's, not pytest's
+    __test__ = False  # pytest collects classes whose names begin with "Test"
 
     d: int
     k: int
     seed: int
     columns: Columns
-    """The coordinates of the rows that `apply` gets; for some of them only, it gives their part of the product."""
+    """The coordinates of the rows passed to `apply`; if not all d, `apply` returns their share of the product."""
 
     def bind(
         self, d: int, k: int, seed: int, dtype: torch.dtype, device: torch.device, columns: Columns | None = None
     ) -> "TestMatrix":
-        """A copy of these settings for Ω (d, k) drawn from `seed`."""
+        """Return a bound copy of these settings: Ω (d, k) drawn from `seed`.
+
+        Args:
+            d: Number of coordinates.
+            k: Number of columns of Ω.
+            seed: Determines every entry.
+            dtype: Precision of a stored matrix.
+            device: Device of a stored matrix.
+            columns: The coordinates of the rows that `apply` will receive; all d by default.
+        """
         bound = type(self)(**self.settings())
         bound.d, bound.k, bound.seed, bound.columns = d, k, seed, columns or Whole(d)
         bound._prepare(dtype, device)
         return bound
 
     def move_(self, device: torch.device | str) -> None:
-        """Bring what is stored to another device."""
+        """Move stored tensors to another device."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 vars(self)[name] = value.to(device)
 
     def whole(self, dtype: torch.dtype, device: torch.device) -> "TestMatrix":
-        """The same Ω for rows with all d coordinates, not stored."""
+        """Return the same Ω for rows with all d coordinates, without storing another matrix."""
         if self.columns.width == self.d:
             return self
         choice = type(self)(**{key: value for key, value in self.settings().items() if key != "stored"})
@@ -60,23 +70,23 @@ class TestMatrix(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, bool | int]:
-        """The keyword arguments that make an equal object."""
+        """Return the keyword arguments that construct an equal object."""
 
     @abstractmethod
     def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Rows (b, d) times Ω → (b, k), computed in `dtype` (default: the rows' own)."""
+        """Multiply rows (b, d) by Ω; returns (b, k), computed in `dtype` (by default that of the rows)."""
 
     @abstractmethod
     def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Ω (d, k) itself, for products whose rows never stand side by side as a matrix."""
+        """Return Ω (d, k) as a matrix, for products with rows that are never formed explicitly."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is kept in memory: nothing, unless the matrix is stored."""
+        """Return the tensors kept in memory, by name: none, unless the matrix is stored."""
         return {}
 
     @abstractmethod
     def cost(self, d: int, k: int, itemsize: int) -> int:
-        """Bytes a bound matrix keeps."""
+        """Return the bytes that a bound matrix (d, k) keeps in memory."""
 
     @abstractmethod
     def _prepare(self, dtype: torch.dtype, device: torch.device) -> None: ...
@@ -84,9 +94,9 @@ class TestMatrix(ABC):
 
 @dataclass
 class SparseSign(TestMatrix):
-    """Each coordinate goes to ζ random columns with random signs, divided by √ζ.
+    """Sparse random signs: each coordinate has entries ±1/√ζ in ζ random columns.
 
-    Columns of one coordinate may coincide; their entries then add. E[Ω Ωᵀ] = I.
+    Columns of one coordinate may coincide; their entries then add. E[Ω Ωᵀ] = I. `bind` raises ValueError for ζ < 1.
 
     >>> omega = SparseSign().bind(6, 4, seed=1, dtype=torch.float32, device=torch.device("cpu"))
     >>> omega.apply(torch.eye(6)).shape, omega.tensors()
@@ -100,7 +110,7 @@ class SparseSign(TestMatrix):
         return {"zeta": self.zeta}
 
     def cost(self, d: int, k: int, itemsize: int) -> int:
-        """Nothing is kept."""
+        """Return 0: nothing is stored."""
         return 0
 
     def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -108,7 +118,7 @@ class SparseSign(TestMatrix):
             raise ValueError(f"zeta is the number of columns a coordinate goes to, at least 1; got {self.zeta}")
 
     def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Rows (b, d) times Ω → (b, k), in one pass over the rows for each of the ζ entries."""
+        """See `TestMatrix`: one pass over the rows for each of the ζ entries."""
         dtype = dtype or rows.dtype
         b = len(rows)
         out = torch.zeros(b, self.k, dtype=dtype, device=rows.device)
@@ -128,7 +138,7 @@ class SparseSign(TestMatrix):
         return out.mul_(self.zeta**-0.5)
 
     def _entries(self, coordinate: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-        """ζ times the column of each coordinate and its sign."""
+        """Yield, for each of the ζ entries, the column and the sign of every coordinate."""
         for j in range(self.zeta):
             h = hash32(coordinate, derive_seed(self.seed, "column", j))
             yield ((h >> 1) * self.k) >> 31, ((h & 1) * 2 - 1).to(dtype)
@@ -136,7 +146,7 @@ class SparseSign(TestMatrix):
 
 @dataclass
 class Gaussian(TestMatrix):
-    """Independent standard normal entries, as in the paper; `stored=True` keeps them and counts their bytes."""
+    """Independent standard normal entries, as in the paper; `stored=True` keeps them in memory and in the ledger."""
 
     stored: bool = False
     _matrix: Tensor | None = field(default=None, init=False, repr=False)
@@ -146,11 +156,11 @@ class Gaussian(TestMatrix):
         return {"stored": self.stored}
 
     def cost(self, d: int, k: int, itemsize: int) -> int:
-        """d k numbers where the matrix is stored."""
+        """Return the bytes of d k numbers if the matrix is stored, otherwise 0."""
         return d * k * itemsize if self.stored else 0
 
     def tensors(self) -> dict[str, Tensor]:
-        """The stored matrix as (k, d) rows."""
+        """See `TestMatrix`; a stored matrix is kept transposed, as rows (k, d)."""
         return {} if self._matrix is None else {"matrix": self._matrix}
 
     def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -160,14 +170,14 @@ class Gaussian(TestMatrix):
                 self._matrix[:, here] = self._block(there, dtype, device)
 
     def _block(self, part: slice, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Columns of Ωᵀ that lie in one block, whose seed is that of its start."""
+        """Generate columns of Ωᵀ that lie in one block, drawn from the seed of the block's start."""
         start = part.start - part.start % BLOCK
         width = min(BLOCK, self.d - start)
         whole = normal((self.k, width), derive_seed(self.seed, "block", start), dtype, device)
         return whole[:, part.start - start : part.stop - start]
 
     def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Rows (b, d) times Ω → (b, k)."""
+        """See `TestMatrix`; block by block, unless the matrix is stored."""
         dtype = dtype or rows.dtype
         if self._matrix is not None and dtype == self._matrix.dtype:
             return rows.to(dtype) @ self._matrix.T
@@ -184,14 +194,14 @@ class Gaussian(TestMatrix):
 
 @dataclass
 class Identity(TestMatrix):
-    """Ω = I, used where the rank reaches d: the sketch is then the second moment itself."""
+    """Ω = I, used when the rank reaches d: the sketch is then the second moment itself."""
 
     def settings(self) -> dict[str, bool | int]:
         """See `TestMatrix`."""
         return {}
 
     def cost(self, d: int, k: int, itemsize: int) -> int:
-        """Nothing is kept."""
+        """Return 0: nothing is stored."""
         return 0
 
     def _prepare(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -199,7 +209,7 @@ class Identity(TestMatrix):
             raise ValueError(f"the identity is square; got ({self.d}, {self.k})")
 
     def apply(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The rows themselves, with zeros for coordinates that are not in them."""
+        """Return the rows themselves, with zeros for coordinates held by other processes."""
         if self.columns.width == self.d:
             return rows.to(dtype or rows.dtype)
         out = torch.zeros(len(rows), self.k, dtype=dtype or rows.dtype, device=rows.device)
@@ -213,7 +223,10 @@ class Identity(TestMatrix):
 
 
 def named_test_matrix(choice: str | TestMatrix) -> TestMatrix:
-    """The settings object behind a name: "sparse" or "gaussian"; an object is itself."""
+    """Return the settings object for the name "sparse" or "gaussian"; an object is returned unchanged.
+
+    Raises ValueError for anything else.
+    """
     if isinstance(choice, TestMatrix):
         return choice
     if choice == "sparse":

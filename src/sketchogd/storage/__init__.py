@@ -1,8 +1,8 @@
 """Memory files.
 
-* `atomic`: files that are either whole or not there
+* `atomic`: atomic writing of files
 * `file`: one safetensors file per memory
-* `restore`: from a file's contents back to a memory, checked against the model
+* `restore`: a memory from the contents of a file, checked against the model
 """
 
 from .file import FORMAT, read, write

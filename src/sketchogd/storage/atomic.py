@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: write to a temporary name beside the target, sync, rename."""
+"""Atomic writing of files: write to a temporary name beside the target, sync to disk, rename."""
 
 import contextlib
 import os
@@ -9,9 +9,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; on leaving without an error it is synced and becomes `path`.
+    """Yield a temporary path beside `path` to write to; on exit without an error it is synced and renamed to `path`.
 
-    A reader, or a process killed at any moment, sees the old file or the new one and never a piece of either.
+    At any moment `path` is either the old file or the whole new one, even if the process is killed.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     os.close(handle)
@@ -28,19 +28,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files that killed processes left in `folder`; nobody may be writing there."""
+    """Delete temporary files that killed processes left in `folder`; no process may be writing there."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace the contents of `path` by `data`, whole or not at all."""
+    """Replace the contents of `path` by `data`, atomically."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def _sync(path: Path) -> None:
-    """Flush a file, or a folder's list of names where the system can, to the disk."""
+    """Flush a file, or the entries of a folder (not possible on Windows), to disk."""
     if path.is_dir() and os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

@@ -1,8 +1,8 @@
-"""One file a memory: safetensors with JSON metadata; written to a temporary name, synced and renamed.
+"""One file per memory: safetensors with JSON metadata, written atomically.
 
-No code is in a file and none is run when it is read. The metadata holds the format version, the kind of memory with
-its settings, counts, and the names and shapes of the parameters it belongs to; a checksum over all of it and the
-tensors finds what the container does not.
+A file contains no code, and reading it runs none. The metadata holds the format version, the kind of memory with its
+settings, counts, and the names and shapes of the parameters it belongs to. A checksum over metadata and tensors detects
+damage that safetensors does not.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ _KEY = "sketchogd"
 
 
 def write(path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write a file so that at every moment `path` is either the old file or the whole new one.
+    """Write a file atomically: at any moment `path` is either the old file or the whole new one.
 
-    A process that is killed while it writes leaves `.NAME.*.tmp` beside it, which can be deleted.
+    A process that is killed while writing leaves a file `.NAME.*.tmp` beside `path`, which can be deleted.
     """
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     text = json.dumps(meta, sort_keys=False)
@@ -35,7 +35,12 @@ def write(path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str,
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(metadata, tensors) of a file. Raises FileNotFoundError, or StorageError for anything that is not as written."""
+    """Return (metadata, tensors) of a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        StorageError: the file is damaged, not a memory file, or of a newer format.
+    """
     name = os.fspath(path)
     if not os.path.isfile(name):
         raise FileNotFoundError(f"no memory file at {name}")

@@ -1,6 +1,7 @@
-"""From the state of a protection, as a file or `state_dict` has it, back to a memory, checked against the model.
+"""Restore a memory from the state of a protection, as in a file or `state_dict`, checked against the model.
 
-A state is plain data, `meta`, and tensors: those of the memory, and the anchor of its projector where it has one.
+A state consists of plain data, `meta`, and tensors: those of the memory and, if its projector has an anchor, those of
+the anchor.
 """
 
 import os
@@ -18,16 +19,22 @@ from ..projector.base import Anchor
 from . import file
 
 ANCHOR = "anchor."
-"""What the names of an anchor's tensors begin with; behind it the parameter's name, and then that of the part."""
+"""Prefix of the names of an anchor's tensors; it is followed by the parameter's name and the suffix of the part."""
 
 
 def contents(
     meta: Mapping[str, Any], tensors: Mapping[str, Tensor], parameters: ProtectedParameters, output: Output | None
 ) -> tuple[Memory, list[Copy]]:
-    """The memory of a state, bound to these parameters, and its anchor, which may be empty.
+    """Return the memory of a state, bound to the given parameters, and its anchor, which may be empty.
+
+    Args:
+        meta: Plain data of the state.
+        tensors: Tensors of the state.
+        parameters: Protected parameters of the model.
+        output: The scalar of an example, or None for the memory's default.
 
     Raises:
-        StorageError: the state is of another model, damaged, or of an unknown kind of memory.
+        StorageError: the state belongs to another model, is damaged, or has an unknown kind of memory.
     """
     _require_same_parameters(parameters.describe(), meta["parameters"])
     for name, t in tensors.items():
@@ -45,14 +52,14 @@ def contents(
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The metadata of a memory file, with the shape and bytes of each tensor, without a model."""
+    """Return the metadata of a memory file and the shape and bytes of its tensors; needs no model."""
     meta, tensors = file.read(path)
     sizes = {n: {"shape": list(t.shape), "nbytes": t.numel() * t.element_size()} for n, t in tensors.items()}
     return {**meta, "tensors": sizes, "nbytes": sum(size["nbytes"] for size in sizes.values())}
 
 
 def _anchor(tensors: Mapping[str, Tensor], parameters: ProtectedParameters, anchor: Anchor) -> list[Copy]:
-    """Copies like the ones these parameters would have, with the numbers of the state; none where it has no anchor."""
+    """Return the anchor of the state as copies of the parameters; an empty list if the state has none."""
     copies = [Copy.like(local(t.detach()), anchor) for t in parameters.tensors]
     parts = [
         (tensors.get(ANCHOR + name + suffix), part)
@@ -78,7 +85,7 @@ def _require_same_parameters(mine: list[dict[str, Any]], theirs: list[dict[str, 
     differences += [
         f"{name} is {a[name]} in the model, {b[name]} in the file" for name in a if b.get(name, a[name]) != a[name]
     ]
-    differences = differences or ["the same parameters stand in another order"]
+    differences = differences or ["the parameters are the same, but in another order"]
     more = f" (and {len(differences) - 5} more)" if len(differences) > 5 else ""
     raise StorageError(
         "the memory is of another model: " + "; ".join(differences[:5]) + more + ". Build the model as it was when the "

@@ -1,7 +1,13 @@
 """The analysis as functions: the error of a sketch, bounds on it, limits of training, and advice drawn from them.
 
-Rows, as everywhere in this library: G (n, d) has one gradient a row, a basis B (r, d) has orthonormal rows, and
-σ_1 >= σ_2 >= … are the singular values of G. docs/theory.md says what holds and how each statement is tested.
+* `metric`: how well a basis represents given gradients
+* `bounds`: what a sketch of rank k leaves out, from singular values alone
+* `advice`: which sketch to choose for a given memory
+* `ntk`: where projected training of a linearised model ends, and how much it forgets
+* `layers`: the same questions for layer memories
+
+Letters: G (n, d) has one gradient per row, a basis B (r, d) has orthonormal rows, and σ_1 >= σ_2 >= … are the singular
+values of G. docs/theory.md lists what holds and how each statement is tested.
 """
 
 from .advice import Candidate, Recommendation, completed_spectrum, recommend, typical_spectrum

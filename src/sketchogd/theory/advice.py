@@ -1,10 +1,10 @@
-"""Which sketch makes the most of a memory, from the spectrum of the gradients.
+"""Which sketch to choose for a given memory, from the spectrum of the gradients.
 
-Three candidates compete, each of the largest rank that fits: methods 1, 2 and 3. Their expected errors are functions of
-the singular values alone (`bounds`). Where test matrices are not stored, method 2 has the rank of method 1 and so the
-smaller error. Where they are stored, as in the paper, it has half the rank, and the spectrum decides: a strong head
-over a flat tail is for method 2, a flat or an evenly falling spectrum for method 1. With k = l, method 3 has the span
-of method 2 with k + l rows, in the same memory.
+The candidates are the paper's methods 1, 2 and 3, each with the largest rank that fits. Their expected errors are
+functions of the singular values alone (`bounds`). If test matrices are not stored, method 2 has the same rank as
+method 1 and therefore the smaller error. If they are stored, as in the paper, it has half the rank, and the spectrum
+decides: a strong head over a flat tail favours method 2, a flat or evenly decreasing spectrum method 1. Method 3 with
+k = l has the span of method 2 with k + l rows, in the same memory.
 """
 
 from dataclasses import dataclass
@@ -26,40 +26,42 @@ from .metric import singular_values as singular_values_of
 from .metric import stable_rank
 
 NEGLIGIBLE = 1e-6
-"""Shares of the energy below this count as equal: no training would show them."""
+"""Errors below this share of the energy count as equal, since training would not show the difference."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One sketch that fits, with the share of the energy it is expected to leave out and the bound on that share."""
+    """A sketch that fits, with the share of the energy it is expected to leave out and a bound on that share."""
 
     kind: str
     """Name in the registry of sketches: "gradient", "product" or "symmetric"."""
     rank: int
-    """k; a symmetric sketch has the same corank."""
+    """k; the corank of a symmetric sketch is the same."""
     expected_error: float
+    """Estimate of E[E_G(B)] / ‖G‖²."""
     bound: float
+    """Upper bound on the same for Gaussian test matrices."""
     gamma: int
-    """Where the bound splits the spectrum."""
+    """The split of the spectrum at which the bound is attained."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best candidate, why, and the others."""
+    """The best candidate, the reason in words, and the other candidates."""
 
     kind: str
     rank: int
     expected_error: float
     """Estimate of E[E_G(B)] / ‖G‖²."""
     bound: float
-    """Upper bound of the same, for Gaussian test matrices."""
+    """Upper bound on the same for Gaussian test matrices."""
     reason: str
     candidates: tuple[Candidate, ...]
-    """All that fit, best first."""
+    """All candidates that fit, best first."""
     test_matrix: TestMatrix
 
     def sketch(self, seed: int = 0) -> Sketch:
-        """The recommended sketch, unbound."""
+        """Return the recommended sketch, unbound."""
         if self.kind == "gradient":
             return GradientSketch(self.rank, seed=seed)
         if self.kind == "product":
@@ -75,12 +77,20 @@ def recommend(
     d: int | None = None,
     test_matrix: str | TestMatrix = "sparse",
 ) -> Recommendation:
-    """The sketch with the smallest expected error that fits into `nbytes`, or into `vectors` rows of length d.
+    """Recommend the sketch with the smallest expected error within a budget in bytes or in vectors.
 
-    spectrum: singular values (m,), or gradients (n, d) to take them from. `nbytes` needs d, and counts all that
-    `Sketch.cost` counts; `vectors` counts sketch rows and stored test matrices only, as the paper does.
-    `test_matrix=so.Gaussian(stored=True)` is the paper's accounting. A tie goes to the product sketch.
-    Raises ValueError unless exactly one budget is given and a sketch of rank 1 fits.
+    Args:
+        spectrum: Singular values (m,), or gradients (n, d) from which they are computed.
+        nbytes: Budget in bytes, counted as by `Sketch.cost`; needs d.
+        vectors: Budget in vectors of length d. As in the paper, only sketch rows and stored test matrices count.
+        d: Length of a gradient; taken from `spectrum` if that has gradients.
+        test_matrix: As for `ProductSketch`; `so.Gaussian(stored=True)` reproduces the paper's accounting.
+
+    Returns:
+        The recommendation. Ties go to the product sketch.
+
+    Raises:
+        ValueError: not exactly one budget is given, or not even a sketch of rank 1 fits.
 
     >>> import torch
     >>> from sketchogd import Gaussian
@@ -100,7 +110,7 @@ def recommend(
         raise ValueError(f"give exactly one of nbytes and vectors; got nbytes={nbytes}, vectors={vectors}")
     matrix = named_test_matrix(test_matrix)
     ranks = _ranks_in_vectors(vectors, d, matrix) if vectors is not None else _ranks_in_bytes(nbytes, d, matrix)
-    # A tie goes to the method that comes first here.
+    # Ties go to the method with the lowest number.
     order = {"product": 0, "gradient": 1, "symmetric": 2}
     found = sorted(
         (_candidate(kind, rank, spectrum) for kind, rank in ranks.items()),
@@ -113,11 +123,11 @@ def recommend(
 
 
 def typical_spectrum(directions: int = 2000) -> Tensor:
-    """σ_j = j^-0.58 (directions,) in float64: what to expect of gradients before any was seen.
+    """Return σ_j = j^-0.58 (directions,) in float64: a guess at the spectrum of gradients before any was observed.
 
     Measured on 2,000 gradients of an MLP on MNIST: σ_1/σ_100 = 12 and σ_1/σ_1000 = 62. The exponent is that of the
-    least-squares line through the origin in logarithms, which gives 14 and 55. A power law says more of the fall than
-    of the head: its stable rank is 5, the measured one was 9.5.
+    least-squares line through the origin in logarithms, which gives 14 and 55. A power law describes the decay better
+    than the head: its stable rank is 5, the measured one was 9.5.
 
     >>> s = typical_spectrum()
     >>> round(float(s[0] / s[99])), round(float(s[0] / s[999]))
@@ -127,10 +137,14 @@ def typical_spectrum(directions: int = 2000) -> Tensor:
 
 
 def completed_spectrum(values: Tensor, energy: float, directions: int) -> Tensor:
-    """Singular values from what a sketch knows: √λ̂, and the energy it lacks spread evenly over further directions.
+    """Complete the spectrum of a sketch: √λ̂, followed by the missing energy, spread evenly over further directions.
 
-    values λ̂ (r,) and energy Σ λ as of a sketch; directions: how many the rows can have, min(n, d). Spreading evenly is
-    the most pessimistic guess of a tail: nothing in it can be learned from a few directions.
+    An even spread is the most pessimistic guess at a tail: a few directions can capture little of it.
+
+    Args:
+        values: Eigenvalues λ̂ (r,) of a sketch.
+        energy: Σ λ, the `energy` of the sketch.
+        directions: Number of singular values in all, min(n, d).
 
     >>> completed_spectrum(torch.tensor([4.0]), 6.0, 3)
     tensor([2., 1., 1.], dtype=torch.float64)
@@ -146,7 +160,7 @@ def completed_spectrum(values: Tensor, energy: float, directions: int) -> Tensor
 
 
 def _ranks_in_vectors(vectors: int, d: int | None, matrix: TestMatrix) -> dict[str, int]:
-    """Largest ranks when a sketch row and a stored test vector count one each."""
+    """Return the largest rank of each kind when every sketch row and every stored test vector counts as one vector."""
     if vectors < 1:
         raise ValueError(f"a sketch needs at least one vector; got {vectors}")
     stored = 1 + (matrix.cost(1, 1, 1) > 0)
@@ -155,7 +169,7 @@ def _ranks_in_vectors(vectors: int, d: int | None, matrix: TestMatrix) -> dict[s
 
 
 def _ranks_in_bytes(nbytes: int | None, d: int | None, matrix: TestMatrix) -> dict[str, int]:
-    """Largest ranks by `Sketch.from_budget`; a kind that does not fit is left out."""
+    """Return the largest rank of each kind by `Sketch.from_budget`; kinds that do not fit are left out."""
     if d is None or nbytes is None:
         raise ValueError("a budget in bytes needs d, the length of a gradient")
     makers: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -178,14 +192,14 @@ def _ranks_in_bytes(nbytes: int | None, d: int | None, matrix: TestMatrix) -> di
 
 
 def _candidate(kind: str, rank: int, spectrum: Tensor) -> Candidate:
-    # With k = l the symmetric basis is the span of Y and W together: a product sketch of rank 2k.
+    # With k = l the symmetric basis spans the rows of Y and W: it is that of a product sketch of rank 2k.
     energy = float(spectrum.double().square().sum())
     if kind == "gradient":
         expected, bound = expected_gradient_sketch(spectrum, rank), bound_gradient_sketch(spectrum, rank)
     else:
         k = rank if kind == "product" else 2 * rank
         expected = expected_product_sketch(spectrum, k)
-        # Both hold for a product sketch; see bound_nystrom.
+        # Both bounds hold for a product sketch; see bound_nystrom.
         bound = min(bound_product_sketch(spectrum, k), bound_gradient_sketch(spectrum, k), key=_value)
     if energy == 0.0:
         return Candidate(kind, rank, 0.0, 0.0, bound.gamma)

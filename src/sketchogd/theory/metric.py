@@ -1,7 +1,7 @@
-"""How well a basis holds a set of gradients: E_G(B) = Σ_g ‖g − BᵀB g‖², streamed over the gradients.
+"""How well a basis represents a set of gradients: E_G(B) = Σ_g ‖g − BᵀB g‖², streamed over the gradients.
 
-Letters: G (n, d) rows or batches of rows; B (r, d) orthonormal rows; σ singular values of G. Sums are in float64, and
-rows are widened one block at a time, so that no second copy of G is ever made.
+Letters: G (n, d) rows or batches of rows; B (r, d) orthonormal rows; σ singular values of G. Sums are in float64; rows
+are converted one block at a time, so that G is never copied as a whole.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..linalg.dense import column_blocks, gram
 
 ROWS = 256
-"""Rows of G that are taken together."""
+"""Rows of G processed at a time."""
 
 
 @overload
@@ -31,11 +31,16 @@ def reconstruction_error(
 def reconstruction_error(
     G: Tensor | Iterable[Tensor], B: Tensor, relative: bool = False, per_example: bool = False
 ) -> float | Tensor:
-    """E_G(B) = ‖G (I − BᵀB)‖_F² for rows G (n, d), or batches of rows, and a basis B (r, d) of orthonormal rows.
+    """Return the reconstruction error E_G(B) = ‖G (I − BᵀB)‖_F² of gradients G in a basis B.
 
-    `relative` divides by ‖G‖_F² (each row by its own square with `per_example`); rows of zeros have error 0.
-    `per_example` gives the errors (n,) in float64, whose sum is E_G(B). Batches are read once, so a generator will do.
-    Raises ValueError for rows of another length than the basis.
+    Args:
+        G: Rows (n, d), or an iterable of batches of rows, which is read once.
+        B: Orthonormal rows (r, d).
+        relative: Divide by ‖G‖_F², or, with `per_example`, each error by its ‖g‖²; rows of zeros have error 0.
+        per_example: Return the errors of all rows, (n,) in float64, instead of their sum.
+
+    Raises:
+        ValueError: rows and basis differ in length.
 
     >>> G, B = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0]])
     >>> reconstruction_error(G, B), round(reconstruction_error(G, B, relative=True), 4)
@@ -55,7 +60,7 @@ def reconstruction_error(
 
 
 def captured_energy(G: Tensor | Iterable[Tensor], B: Tensor) -> float:
-    """The share of ‖G‖_F² that lies in the span of the basis: 1 − E_G(B) / ‖G‖_F², between 0 and 1.
+    """Return the share of ‖G‖_F² that lies in the span of the basis: 1 − E_G(B) / ‖G‖_F², between 0 and 1.
 
     >>> captured_energy(torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
     0.36
@@ -64,10 +69,11 @@ def captured_energy(G: Tensor | Iterable[Tensor], B: Tensor) -> float:
 
 
 def principal_angles(A: Tensor, B: Tensor) -> Tensor:
-    """The angles (min(r, s),) in radians, smallest first, between the spans of orthonormal rows A (r, d) and B (s, d).
+    """Return the principal angles (min(r, s),) between the spans of orthonormal rows A (r, d) and B (s, d).
 
-    cos θ are the singular values of A Bᵀ and sin θ those of what A leaves of B; each angle is taken from the one that
-    is exact there, so that small angles are right too. Unlike the error, angles do not know which directions matter.
+    In radians, smallest first. cos θ are the singular values of A Bᵀ, sin θ those of B minus its projection onto A;
+    each angle is computed from the one that is accurate there, so that small angles are accurate, too. Unlike the
+    reconstruction error, angles weigh all directions equally.
 
     >>> principal_angles(torch.eye(3)[:2], torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
     tensor([0.0000, 1.5708], dtype=torch.float64)
@@ -87,9 +93,9 @@ def principal_angles(A: Tensor, B: Tensor) -> Tensor:
 
 
 def singular_values(G: Tensor) -> Tensor:
-    """The singular values (min(n, d),) of G (n, d) in float64, largest first, from its smaller Gram matrix.
+    """Return the singular values (min(n, d),) of G (n, d) in float64, largest first, from its smaller Gram matrix.
 
-    Values below 1e-8 of the largest are rounding of the Gram matrix.
+    Values below 1e-8 times the largest are rounding errors of the Gram matrix.
 
     >>> singular_values(torch.tensor([[3.0, 0.0, 0.0], [0.0, 4.0, 0.0]]))
     tensor([4., 3.], dtype=torch.float64)
@@ -106,7 +112,7 @@ def singular_values(G: Tensor) -> Tensor:
 
 
 def stable_rank(singular_values: Tensor) -> float:
-    """‖G‖_F² / ‖G‖₂² = Σ σ² / σ_1²: how many directions of full strength hold the energy; 0 for G = 0.
+    """Return the stable rank ‖G‖_F² / ‖G‖₂² = Σ σ² / σ_1², a smooth count of large singular values; 0 for G = 0.
 
     >>> stable_rank(torch.tensor([2.0, 2.0, 0.0]))
     2.0
@@ -119,12 +125,12 @@ def stable_rank(singular_values: Tensor) -> float:
 def _row_batches(G: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
     for batch in [G] if isinstance(G, Tensor) else G:
         if batch.ndim != 2:
-            raise ValueError(f"expected rows of shape (n, d), got {tuple(batch.shape)}; one row an example")
+            raise ValueError(f"expected rows of shape (n, d), got {tuple(batch.shape)}; one row per example")
         yield from batch.split(ROWS)
 
 
 def _products(rows: Tensor, B: Tensor) -> Tensor:
-    """rows Bᵀ (n, r) in float64, block by block."""
+    """Return rows Bᵀ (n, r) in float64, computed by blocks of columns."""
     C = torch.zeros(len(rows), len(B), dtype=torch.float64, device=rows.device)
     for block in column_blocks(len(rows) + len(B), B.shape[1]):
         C.addmm_(rows[:, block].double(), B[:, block].double().T)
@@ -132,10 +138,10 @@ def _products(rows: Tensor, B: Tensor) -> Tensor:
 
 
 def _squares(rows: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row ‖g − BᵀB g‖² and ‖g‖².
+    """Return ‖g − BᵀB g‖² and ‖g‖² of every row g.
 
-    The residual is formed, block by block, rather than ‖g‖² − ‖B g‖²: the difference of two nearly equal numbers
-    would show the 1e-7 by which a float32 basis is not orthonormal as an error.
+    The residual is formed explicitly, by blocks of columns. ‖g‖² − ‖B g‖², a difference of nearly equal numbers, would
+    count as error the 1e-7 by which a float32 basis deviates from orthonormality.
     """
     if B.ndim != 2 or rows.shape[1] != B.shape[1]:
         raise ValueError(f"rows of length {rows.shape[1]} do not fit a basis of shape {tuple(B.shape)}")
