@@ -85,3 +85,8 @@ def soft_layer_update(D, inputs, deltas, ridge):
     products = ld[:, None] * la[None, :]
     alpha = products / (products + ridge * products.mean())
     return D - Vd @ (alpha * (Vd.T @ D @ Va)) @ Va.T
+
+
+def projected(projector, v, travelled=1.0):
+    """v − A v as a new tensor."""
+    return v - projector.protected_part_(v.clone(), travelled)

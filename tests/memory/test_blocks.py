@@ -7,6 +7,7 @@ from torch import nn
 import sketchogd as so
 from sketchogd.errors import NonFiniteError, StorageError
 from tests import models, reference
+from tests.reference import projected
 
 KINDS = {
     "all": so.AllRows,
@@ -52,7 +53,7 @@ def test_each_block_is_projected_on_its_own_part_of_the_gradients(kind, blocks):
     for start, stop in zip(cuts(p, blocks), cuts(p, blocks)[1:], strict=False):
         B = reference.orth(G[:, start:stop].T, 1e-6)
         expected[start:stop] -= reference.projector(B) @ expected[start:stop]
-    torch.testing.assert_close(protection.projector.project_(v.clone()).double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(projected(protection.projector, v.clone()).double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -93,9 +94,9 @@ def test_more_blocks_protect_more_directions_and_never_fewer():
         each.remember([(x, y)])
     assert gradients(model, protection, x, y).equal(gradients(finer.parameters.model, finer, x, y))
     v = torch.randn(protection.parameters.p, generator=torch.Generator().manual_seed(2))
-    passed = finer.projector.project_(v.clone())
-    torch.testing.assert_close(protection.projector.project_(passed.clone()), passed, rtol=1e-4, atol=1e-5)
-    assert passed.norm() < protection.projector.project_(v.clone()).norm()
+    passed = projected(finer.projector, v.clone())
+    torch.testing.assert_close(projected(protection.projector, passed.clone()), passed, rtol=1e-4, atol=1e-5)
+    assert passed.norm() < projected(protection.projector, v.clone()).norm()
 
 
 @pytest.mark.parametrize("options", [{}, {"basis_dtype": "bfloat16"}, {"basis_dtype": "bfloat16", "offload": "cpu"}])
@@ -127,7 +128,7 @@ def test_the_certificate_holds_for_displacements_that_pass():
     worst = 0.0
     # The steepest displacements are those along what the gradients have left after projection.
     for v in [*torch.randn(20, p, generator=generator), *G.float()]:
-        passed = protection.projector.project_(v.clone()).double()
+        passed = projected(protection.projector, v.clone()).double()
         if passed.norm() > 1e-6:
             worst = max(worst, float((G @ passed).norm() / n**0.5 / passed.norm()))
     assert 0 < worst <= c
@@ -160,7 +161,7 @@ def test_merged_blocks_are_those_of_all_examples(tmp_path):
     second.save(tmp_path / "second.safetensors")
     first.merge(tmp_path / "second.safetensors")
     v = torch.randn(whole.parameters.p, generator=torch.Generator().manual_seed(3))
-    merged, expected = (each.projector.project_(v.clone()) for each in (first, whole))
+    merged, expected = (projected(each.projector, v.clone()) for each in (first, whole))
     torch.testing.assert_close(merged, expected, rtol=1e-3, atol=1e-4)
     coarse = protected(so.ProductSketch(4), 2)[2].memory
     with pytest.raises(ValueError, match="2 and 3 blocks"):

@@ -9,6 +9,7 @@ from sketchogd.model.parameters import ProtectedParameters
 from sketchogd.projector import LayerSpectra, ShrinkingLayer
 from sketchogd.projector.layers import energy_threshold
 from tests import models, reference
+from tests.reference import projected
 
 
 def bound(memory, model, inputs, targets=None):
@@ -21,7 +22,7 @@ def project(memory, seed=0):
     """A random displacement before and after the projection, one tensor a parameter."""
     v = torch.randn(memory.parameters.p, generator=torch.Generator().manual_seed(seed))
     before = [t.clone() for t in memory.parameters.unflatten(v)]
-    after = memory.parameters.unflatten(memory.projector().project_(v))
+    after = memory.parameters.unflatten(projected(memory.projector(), v))
     return before, after
 
 

@@ -8,6 +8,7 @@ from torch.nn.functional import mse_loss
 import sketchogd as so
 from sketchogd.projector import BlocksProjector, PullingBasis
 from tests import models
+from tests.reference import projected
 
 
 def total(output, target):
@@ -55,9 +56,9 @@ def test_a_pull_is_one_implicit_step(elsewhere):
     v = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     M = B.T @ torch.diag(pull - elsewhere) @ B + elsewhere * torch.eye(9, dtype=torch.float64)
     expected = torch.linalg.solve(torch.eye(9, dtype=torch.float64) + 1.9 * M, v)
-    torch.testing.assert_close(projector.project_(v.clone(), 1.9), expected)
+    torch.testing.assert_close(projected(projector, v.clone(), 1.9), expected)
     twice = BlocksProjector([(slice(0, 9), projector), (slice(9, 18), PullingBasis(B, 2 * pull))])
-    found = twice.project_(torch.cat([v, v]), 1.9)
+    found = projected(twice, torch.cat([v, v]), 1.9)
     torch.testing.assert_close(found[:9], expected)
     M = B.T @ torch.diag(2 * pull) @ B
     torch.testing.assert_close(found[9:], torch.linalg.solve(torch.eye(9, dtype=torch.float64) + 1.9 * M, v))

@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 
 import sketchogd as so
 from sketchogd.projector.rules import rule_from
+from tests.reference import projected
 
 GIVEN = [
     ({}, so.Pull(2.0, 0.05)),
@@ -108,4 +109,4 @@ def test_shrinking_on_a_basis_is_the_closed_form():
     mu = 0.3 * float(M.diagonal().mean())
     v = torch.randn(12, dtype=torch.float64)
     expected = v - M @ torch.linalg.solve(M + mu * torch.eye(12, dtype=torch.float64), v)
-    torch.testing.assert_close(protection.projector.project_(v.clone()), expected, atol=1e-8, rtol=1e-6)
+    torch.testing.assert_close(projected(protection.projector, v.clone()), expected, atol=1e-8, rtol=1e-6)

@@ -68,7 +68,6 @@ def read_layers(
     targets: Any,
     output: Output,
     seed: int,
-    backward: bool = True,
 ) -> tuple[list[Use], list[Sequence[Tensor]]]:
     """Run one forward pass, then the backward passes for the sensitivities.
 
@@ -79,13 +78,12 @@ def read_layers(
         targets: Its targets, or None if `output` needs none.
         output: The scalar of an example.
         seed: Seed of the random combinations of logits.
-        backward: Whether to compute sensitivities.
 
     Returns:
         The uses of the layers and, for every backward pass, one δ per use (None if the outputs do not depend on it).
     """
     result, uses = record(layers, lambda: call(model, inputs))
-    if not backward or not uses:
+    if not uses:
         return uses, []
     return uses, list(deltas_of(result, targets, [use.edge for use in uses], output, seed))
 

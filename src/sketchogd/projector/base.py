@@ -47,10 +47,6 @@ class Projector(ABC):
     def hard(self) -> bool:
         """Whether A² = A, so that v − A v has no protected part."""
 
-    def project_(self, v: Tensor, travelled: float = 1.0) -> Tensor:
-        """Overwrite v by v − A v, with one more vector for A v."""
-        return v.sub_(self.protected_part_(v.clone(), travelled))
-
     def leak(self, v: Tensor, travelled: float = 1.0) -> float:
         """‖A v‖ / ‖v‖: for a hard projector the share of an update v that lies in protected directions."""
         size = self._norm(v)
