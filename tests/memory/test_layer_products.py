@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import sketchogd as so
-from sketchogd.memory import layer_products, layers
+from sketchogd.memory import layer_products
+from sketchogd.memory.factors import LayerFactors
 from sketchogd.memory.layer_products import Product
 from sketchogd.model.parameters import ProtectedParameters
 from sketchogd.sketch import SecondMoment
@@ -42,7 +43,7 @@ def case(kind):
 def observed(kind, rank, scale=1.0, dtype=torch.float32):
     model, x, y = case(kind)
     model, x = model.to(dtype), x.to(dtype) * scale if x.is_floating_point() else x
-    memory = so.LayerSketch(rank)
+    memory = so.LayerMemory(rank, curvature="positions")
     memory.bind(ProtectedParameters(model), None)
     for part in (slice(0, 4), slice(4, None)):
         memory.observe(x[part], None if y is None else y[part])
@@ -80,7 +81,7 @@ def assert_same(found, expected, tolerance=1e-5):
 def test_products_are_those_of_the_rows(kind, rank, monkeypatch):
     """Rank 3: every Ω is dense; 70: sparse or none; 500: only moments."""
     expected = by_rows(monkeypatch, kind, rank)
-    monkeypatch.setattr(layers.LayerSketch, "_observe_rows", None)  # would fail if it were asked
+    monkeypatch.setattr(LayerFactors, "observe", None)  # would fail if it were asked
     assert_same(observed(kind, rank), expected)
 
 
@@ -96,7 +97,7 @@ def test_numbers_whose_squares_float32_cannot_hold_go_by_rows(scale):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 6, 3, bias=False), nn.Flatten(), nn.Linear(96, 3, bias=False))
     x = torch.randn(9, 2, 6, 6)
-    found, expected = so.LayerSketch(5), so.LayerSketch(5)
+    found, expected = (so.LayerMemory(5, curvature="positions") for _ in range(2))
     for memory, inputs in [(found, x * scale), (expected, x)]:
         memory.bind(ProtectedParameters(model), None)
         memory.observe(inputs, None)

@@ -30,7 +30,7 @@ def test_soft_projection_is_the_formula():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     x = torch.randn(40, 6)
-    memory = bound(so.LayerSketch(rank=50, ridge=0.3), model, x)
+    memory = bound(so.LayerMemory(50, ridge=0.3, curvature="positions"), model, x)
     before, after = project(memory)
     signals = so.layer_signals(model, x)
     for name, (w, b) in {"0": (0, 1), "2": (2, 3)}.items():
@@ -63,7 +63,7 @@ def test_embedding_with_sensitivities_is_the_kronecker_formula():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(8, 3))
     tokens = torch.tensor([[0, 1], [1, 1], [4, 4], [0, 4]])
-    memory = bound(so.LayerSketch(rank=50, ridge=0.5), model, tokens)
+    memory = bound(so.LayerMemory(50, ridge=0.5, curvature="positions"), model, tokens)
     before, after = project(memory)
     _, delta = so.layer_signals(model, tokens)["0"]
     ld, Vd = torch.linalg.eigh(delta.double().T @ delta.double())

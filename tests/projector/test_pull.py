@@ -262,7 +262,7 @@ def test_damping_is_a_share_of_the_largest_sensitivity_and_the_rest_is_the_mean_
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     x = torch.randn(50, 8, dtype=torch.float64)
-    memory = so.LayerSketch({"0": 4, "2": 20}, damping=0.3)
+    memory = so.LayerMemory({"0": 4, "2": 20}, damping=0.3, curvature="positions")
     protection = so.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=memory)
     protection.remember([(x, None)])
     hidden = model[0](x).detach().requires_grad_()

@@ -20,10 +20,12 @@ FOLDER = Path(__file__).parents[1] / "fixtures" / "memories"
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 
 RULES = {
-    "layers-pull": so.LayerMemory(4, rule=so.Pull()),
-    "layers-int8": so.LayerMemory(3, rule=so.Pull(strength=4.0, damping=0.1, anchor_dtype="int8")),
-    "layers-ridge": so.LayerMemory(4, rule=so.Shrink(0.1)),
-    "layers-gpm": so.LayerMemory(5, rule=so.Shrink(0.0, energy=0.95), outputs=False),
+    "layers-pull": so.LayerMemory(4, rule=so.Pull(), curvature="positions"),
+    "layers-int8": so.LayerMemory(
+        3, rule=so.Pull(strength=4.0, damping=0.1, anchor_dtype="int8"), curvature="positions"
+    ),
+    "layers-ridge": so.LayerMemory(4, rule=so.Shrink(0.1), curvature="positions"),
+    "layers-gpm": so.LayerMemory(5, rule=so.Shrink(0.0, energy=0.95), outputs=False, curvature="positions"),
     "gradients-product": so.GradientMemory(so.ProductSketch(6), rule=so.Project()),
     "gradients-pull": so.GradientMemory(so.ProductSketch(5), blocks=2, rule=so.Pull(3.0)),
 }

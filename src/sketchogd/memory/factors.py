@@ -32,32 +32,54 @@ class LayerFactors:
         if self.outputs is not None:
             yield "outputs", self.outputs
 
-    def observe(self, use: Use, deltas: Sequence[Tensor | None], dtype: torch.dtype) -> None:
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which rows are summed."""
+        sketch = self.inputs or self.outputs
+        return torch.float32 if sketch is None else sketch.dtype
+
+    @property
+    def trace(self) -> float:
+        """That of the input factor, of directions kept or not."""
+        return float(self.counts.sum()) if self.inputs is None and self.counts is not None else self.inputs.energy  # type: ignore[union-attr]
+
+    def observe(self, use: Use, deltas: Sequence[Tensor | None]) -> None:
         """Add the rows of one use of the layer, and of the gradients of some scalars with respect to its output."""
         if self.inputs is not None:
-            self.inputs.observe(input_rows(use, dtype))
-        seen = [sensitivity_rows(use, delta, dtype) for delta in deltas if delta is not None]
+            self.inputs.observe(input_rows(use, self.dtype))
+        seen = [sensitivity_rows(use, delta, self.dtype) for delta in deltas if delta is not None]
         if self.outputs is not None and seen:
             self.outputs.observe(torch.cat(seen))
 
+    def observe_gradients(self, G: Tensor) -> None:
+        """Add gradients G (n, fan-out, width) of the weight: their rows to the input factor, columns to the other."""
+        if self.counts is not None:
+            self.counts += G.double().square().sum((0, 1))
+        if self.inputs is not None:
+            self.inputs.observe(G.flatten(0, 1))
+        if self.outputs is not None:
+            self.outputs.observe(G.mT.flatten(0, 1))
+
     def spectra(self) -> LayerSpectra | None:
         """The eigenpairs of both factors; None where all of a factor is zero."""
-        if self.inputs is None:
-            assert self.counts is not None
-            V_a, input_values, trace = None, self.counts, float(self.counts.sum())
-            rows = trace
-        else:
+        V_a, input_values = None, self.counts
+        if self.inputs is not None:
             input_values, V_a = self.inputs.spectrum()
-            trace, rows = self.inputs.energy, self.inputs.count
+        assert input_values is not None
         output_values, V_d = (None, None) if self.outputs is None else self.outputs.spectrum()
         if not bool((input_values > 0).any()) or (output_values is not None and not bool((output_values > 0).any())):
             return None
-        directions = 0 if V_a is None else self.layer.width - len(V_a)
-        unseen = max(0.0, trace - float(input_values.sum())) / directions if directions else 0.0
-        mean = trace / self.layer.width
-        if self.outputs is not None:
+        trace, mean, unseen_outputs = self.trace, self.trace / self.layer.width, 0.0
+        unseen = 0.0 if V_a is None else _tail(trace, input_values, self.layer.width)
+        if self.outputs is not None and output_values is not None:
             mean *= self.outputs.energy / self.layer.fan_out
-        return LayerSpectra(V_a, input_values, V_d, output_values, mean, unseen, rows)
+            unseen_outputs = _tail(self.outputs.energy, output_values, self.layer.fan_out)
+        return LayerSpectra(V_a, input_values, V_d, output_values, mean, unseen, unseen_outputs)
+
+
+def _tail(energy: float, values: Tensor, d: int) -> float:
+    """The mean eigenvalue of the directions of d beyond those kept."""
+    return max(0.0, energy - float(values.sum())) / (d - len(values)) if d > len(values) else 0.0
 
 
 def require_finite_uses(uses: Sequence[Use], deltas: Sequence[Sequence[Tensor | None]], inputs: object) -> None:

@@ -6,26 +6,24 @@ Kronecker-factored Laplace approximation (Ritter, Botev, Barber 2018) for old ta
 sensitivities (the gradient of every logit with respect to the layer's output), λ eigenvalues, V eigenvectors.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import StorageError
 from ..ledger import Held
-from ..model.batches import Output, batch_size, call, evaluating, every_logit, logits_of
-from ..model.layers import Use, record
+from ..model.batches import Output, batch_size, every_logit, logits_of
 from ..model.parameters import ProtectedParameters
-from ..model.sensitivities import deltas_of, sign_rows
+from ..model.sensitivities import Reading, sign_rows
 from ..projector.layers import LayerPlace, LayersProjector
 from ..projector.rules import DAMPING, Pull, Rule, rule_from
 from ..seeds import derive_seed
 from ..sketch import REGISTRY as SKETCHES
 from ..sketch import ProductSketch, Sketch
 from .base import Memory
-from .factors import LayerFactors, require_finite_uses
-from .layer_products import Product, products_of
+from .curvature import CURVATURES
+from .factors import LayerFactors
 from .layout import Layout, Rank
 from .others import OtherParameters
 from .state import load_sketch, sketch_diagnostics
@@ -45,13 +43,15 @@ class LayerMemory(Memory):
         ridge: short for `rule=Shrink(ridge, energy)`.
         strength: short for `rule=Pull(strength, damping, anchor_dtype)`.
         damping: see `strength`.
-        outputs: False keeps inputs only and protects every output direction.
+        outputs: False keeps inputs only, of single positions, and protects every output direction.
         sketch: the kind of sketch.
         seed: for test matrices and random combinations of logits.
         energy: see `ridge`.
         rest: rank of the sketch of gradients of the parameters that belong to no layer; by default a quarter of the
             rank, between 4 and 64.
         anchor_dtype: see `strength`.
+        curvature: "traces" counts how all positions that share a weight change an output together (`PartialTraces`);
+            "positions" counts single positions, as version 0.1 did (`SinglePositions`).
     """
 
     name = "layers"
@@ -70,12 +70,16 @@ class LayerMemory(Memory):
         energy: float | None = None,
         rest: int | None = None,
         anchor_dtype: str | None = None,
+        curvature: str = "traces",
     ) -> None:
         ranks = rank.values() if isinstance(rank, Mapping) else [rank]
         if not ranks or any(isinstance(r, bool) or not isinstance(r, int) or r < 1 for r in ranks):
             raise ValueError(f"rank is a positive integer, or one for each layer by name or glob; got {rank!r}")
         short = {"ridge": ridge, "strength": strength, "damping": damping, "energy": energy}
         self.rule = rule_from(rule, Pull(), **short, anchor_dtype=anchor_dtype)
+        if curvature not in CURVATURES:
+            raise ValueError(f"curvature is {' or '.join(map(repr, CURVATURES))}; got {curvature!r}")
+        self.curvature = CURVATURES[curvature if outputs else "positions"]()
         self.rank = rank
         self.outputs = outputs
         self.sketch = sketch
@@ -99,7 +103,8 @@ class LayerMemory(Memory):
         rule = {**_USUAL, **self.rule.settings()}
         plain: dict[str, Any] = {"rank": rank, "ridge": rule["ridge"], "strength": rule["strength"]}
         plain |= {"damping": rule["damping"], "outputs": self.outputs, "sketch": self.sketch.name, "seed": self.seed}
-        return plain | {"energy": rule["energy"], "rest": self.rest, "anchor_dtype": rule["anchor_dtype"]}
+        plain |= {"energy": rule["energy"], "rest": self.rest, "anchor_dtype": rule["anchor_dtype"]}
+        return plain | ({} if self.curvature.name == "positions" else {"curvature": self.curvature.name})
 
     def __repr__(self) -> str:
         rank = dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
@@ -107,6 +112,7 @@ class LayerMemory(Memory):
         said += [] if self.outputs else ["outputs=False"]
         said += [] if self.sketch is ProductSketch else [f"sketch={self.sketch.__name__}"]
         said += [f"seed={self.seed}"] if self.seed else []
+        said += ['curvature="positions"'] if self.outputs and self.curvature.name == "positions" else []
         said += [] if self.rest is None else [f"rest={self.rest}"]
         return f"LayerMemory({', '.join(said)})"
 
@@ -136,49 +142,20 @@ class LayerMemory(Memory):
 
     def observe(self, inputs: Any, targets: Any) -> None:
         """See `Memory`. One forward pass and, for the sensitivities, one backward pass per logit."""
-        uses, deltas, scalars = self._read(inputs, targets)
-        products, seen = None, []
-        sketches = {(name, part): sketch for name, each in self.factors.items() for part, sketch in each.sketches()}
-        if all(Product.possible(sketch) for sketch in sketches.values()):
-            products = products_of(uses, deltas, sketches)
-            if products is None:
-                uses, deltas, scalars = self._read(inputs, targets)
-        if products is None:
-            # A sketch of another kind, or numbers that are not finite or that float32 cannot square: row by row.
-            seen = list(deltas)
-            require_finite_uses(uses, seen, inputs)
+        layers = [factors.layer for factors in self.factors.values()]
+        seed = derive_seed(self.seed, "signs", self.examples)
+        reading = Reading(self.parameters.model, layers, inputs, targets, self.output, seed)
+        logits, scalars = 1, targets
+        if self.output is every_logit:
+            logits = reading.logits[0].numel()
+            scalars = next(sign_rows(reading.logits.detach(), 1, derive_seed(seed, "rest")))
+        commit = self.curvature.stage(self.factors, reading)
         if self.others is not None:
             # These come first: a single chunk is checked by its sketch, and nothing else has changed by then.
             self.others.observe(inputs, scalars)
-        if products is None:
-            self._observe_rows(uses, seen)
-        else:
-            for product in products:
-                product.commit()
-        for use in uses:
-            counts = self.factors[use.layer.name].counts
-            if counts is not None:
-                counts += torch.bincount(use.input.flatten(), minlength=len(counts))
+        commit()
+        self.logits = logits
         self.examples += batch_size(inputs)
-
-    def _read(self, inputs: Any, targets: Any) -> tuple[list[Use], Iterator[Sequence[Tensor]], Any]:
-        """The uses of the layers, the sensitivities of one scalar after the other, and targets for other parameters."""
-        model, seed = self.parameters.model, derive_seed(self.seed, "signs", self.examples)
-        with evaluating(model):
-            result, uses = record([factors.layer for factors in self.factors.values()], lambda: call(model, inputs))
-        deltas: Iterator[Sequence[Tensor]] = iter(())
-        if self.outputs and uses:
-            deltas = deltas_of(result, targets, [use.edge for use in uses], self.output, seed)
-        self.logits = 1
-        if self.output is every_logit:
-            self.logits = logits_of(result)[0].numel()
-            targets = next(sign_rows(logits_of(result).detach(), 1, derive_seed(seed, "rest")))
-        return uses, deltas, targets
-
-    def _observe_rows(self, uses: list[Use], deltas: list[Sequence[Tensor]]) -> None:
-        """The slow twin of `products_of`, for every kind of sketch."""
-        for i, use in enumerate(uses):
-            self.factors[use.layer.name].observe(use, [delta[i] for delta in deltas], self.parameters.dtype)
 
     def end_task(self) -> None:
         """See `Memory`."""
@@ -216,7 +193,7 @@ class LayerMemory(Memory):
         index = {id(t): i for i, t in enumerate(tensors)}
         layers, places = {}, {}
         for name, factors in self.factors.items():
-            layer, spectra = factors.layer, factors.spectra()
+            layer, spectra = factors.layer, self.curvature.spectra(factors)
             bias = None if layer.bias is None else index[id(layer.bias)]
             places[name] = LayerPlace(index[id(layer.weight)], bias, layer.kind == "embedding")
             if spectra is not None:
@@ -311,6 +288,7 @@ class LayerMemory(Memory):
         else:
             short["damping"] = None  # and this with a ridge
         rule = rule_from(None, Pull(), **short)
+        settings.setdefault("curvature", "positions")  # files of version 0.1 do not say
         return cls(settings.pop("rank"), rule=rule, **{**settings, "sketch": SKETCHES[settings["sketch"]]})
 
 

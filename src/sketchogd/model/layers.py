@@ -7,7 +7,7 @@ repeated ones and functional calls.
 """
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,8 +152,10 @@ def _read_conv(
     return input, weight, options
 
 
-def _read_embedding(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    return input, weight, {}
+def _read_embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    return input, weight, {"padding": None if padding_idx is None else padding_idx % len(weight)}
 
 
 _READERS: dict[Any, Callable[..., tuple[Tensor, Tensor, dict[str, Any]]]] = {
@@ -170,6 +172,53 @@ def record(layers: Iterable[Layer], forward: Callable[[], Any]) -> tuple[Any, li
     with torch.enable_grad(), recorder:
         result = forward()
     return result, recorder.uses
+
+
+# ---------------------------------------------------------------- positions by example
+
+EXAMPLES_FIRST, EXAMPLES_LAST, MIXED = "examples first", "examples last", "mixed"
+"""The order of the positions of a use, flattened: (b, T), (T, b), or neither."""
+
+
+def orders_of_positions(uses: Sequence[Use], outputs: Tensor) -> list[str]:
+    """For each use how its positions belong to examples, found by a backward pass from the first example's outputs.
+
+    Shapes alone do not tell: attention may put positions first, and layers may see all positions of a batch as one
+    dimension. Where positions belong to several examples (an embedding of positions), or to examples in no such order,
+    the order is MIXED.
+
+    Args:
+        uses: the uses of the layers in a forward pass.
+        outputs: outputs (b, …) of the batch, in the autograd graph.
+    """
+    b = len(outputs)
+    if b == 1 or not uses:
+        return [EXAMPLES_FIRST] * len(uses)
+    first = torch.zeros_like(outputs)
+    generator = torch.Generator().manual_seed(b)
+    first[0] = torch.randn(outputs[0].shape, generator=generator).to(first)
+    deltas = torch.autograd.grad(outputs, [use.edge for use in uses], first, retain_graph=True, allow_unused=True)
+    return [MIXED if delta is None else _order(use, delta, b) for use, delta in zip(uses, deltas, strict=True)]
+
+
+def _order(use: Use, delta: Tensor, b: int) -> str:
+    touched = sensitivity_rows(use, delta, delta.dtype).abs().amax(1) > 0
+    n = len(touched)
+    if not bool(touched.any()) or n % b:
+        return MIXED
+    if not bool(touched[n // b :].any()):
+        return EXAMPLES_FIRST
+    # A folded batch of a convolution has whole images of one example after the other, never between each other.
+    if use.layer.kind != "conv" and not bool(touched.view(-1, b)[:, 1:].any()):
+        return EXAMPLES_LAST
+    return MIXED
+
+
+def grouped(rows: Tensor, order: str, examples: int) -> Tensor:
+    """Rows (examples · T, d) of all positions as (examples, T, d)."""
+    if order == EXAMPLES_LAST and examples > 1:
+        return rows.view(-1, examples, rows.shape[1]).transpose(0, 1)
+    return rows.reshape(examples, -1, rows.shape[1])
 
 
 # ---------------------------------------------------------------- a use as rows

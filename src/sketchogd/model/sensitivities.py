@@ -4,11 +4,14 @@ Letters: b examples, C logits of one example, a the inputs of a layer.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..seeds import derive_seed
 from .batches import Output, call, evaluating, every_logit, logits_of, per_example
 from .layers import Layer, Use, find_layers, input_rows, record, sensitivity_rows
 from .parameters import ProtectedParameters, Selection
@@ -88,7 +91,9 @@ def read_layers(
     return uses, list(deltas_of(result, targets, [use.edge for use in uses], output, seed))
 
 
-def deltas_of(result: Any, targets: Any, edges: Sequence[Any], output: Output, seed: int) -> Iterator[Sequence[Tensor]]:
+def deltas_of(
+    result: Any, targets: Any, edges: Sequence[Any], output: Output, seed: int, signed: bool = False
+) -> Iterator[Sequence[Tensor]]:
     """Yield the gradients of the outputs with respect to all edges, one sequence per backward pass, lazily.
 
     For `every_logit` there is one pass per logit or, with more than EVERY_LOGIT_UP_TO logits per example, one per
@@ -100,6 +105,8 @@ def deltas_of(result: Any, targets: Any, edges: Sequence[Any], output: Output, s
         edges: Edges of the autograd graph, those of the layers' outputs.
         output: The scalar of an example.
         seed: Seed of the random signs.
+        signed: Give every example a random sign, so that the sum over examples has the expected second moment of single
+            examples.
     """
     with torch.enable_grad():
         outputs = logits_of(result).flatten(1) if output is every_logit else per_example(output, result, targets)
@@ -112,6 +119,8 @@ def deltas_of(result: Any, targets: Any, edges: Sequence[Any], output: Output, s
             weights = (row.expand_as(outputs) for row in one_hot)
         else:
             passes, weights = COMBINATIONS, sign_rows(outputs.detach(), COMBINATIONS, seed)
+    if signed:
+        weights = _with_signs(weights, derive_seed(seed, "examples"))
     for i, weight in enumerate(weights):
         yield torch.autograd.grad(outputs, edges, weight, retain_graph=i + 1 < passes, allow_unused=True)
 
@@ -122,3 +131,66 @@ def sign_rows(logits: Tensor, count: int, seed: int) -> Iterator[Tensor]:
     for _ in range(count):
         signs = torch.randint(0, 2, logits.shape, generator=generator, dtype=torch.int8)
         yield (signs * 2 - 1).to(device=logits.device, dtype=logits.dtype) * count**-0.5
+
+
+def _with_signs(weights: Iterator[Tensor], seed: int) -> Iterator[Tensor]:
+    """The weights (b, …), each example's times a random sign."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in weights:
+        signs = torch.randint(0, 2, (len(weight),), generator=generator, dtype=torch.int8) * 2 - 1
+        yield weight * signs.to(weight).view(-1, *[1] * (weight.ndim - 1))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One forward pass of a batch with the uses of its layers, from which sensitivities are taken once.
+
+    Args:
+        model: any module, which is evaluated in eval mode.
+        layers: the layers whose uses are recorded.
+        inputs: a batch of inputs.
+        targets: its targets, or None if `output` needs none.
+        output: the scalar of an example.
+        seed: seed of random signs.
+    """
+
+    model: nn.Module
+    layers: Sequence[Layer]
+    inputs: Any
+    targets: Any
+    output: Output
+    seed: int
+
+    @cached_property
+    def _recorded(self) -> tuple[Any, list[Use]]:
+        with evaluating(self.model):
+            return record(self.layers, lambda: call(self.model, self.inputs))
+
+    @property
+    def uses(self) -> list[Use]:
+        """Every use of the layers' weights, in order."""
+        return self._recorded[1]
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits that the model returned."""
+        return logits_of(self._recorded[0])
+
+    @cached_property
+    def outputs(self) -> Tensor:
+        """What is remembered, (b, C) for every logit or (b,) for another scalar, in the autograd graph."""
+        with torch.enable_grad():
+            if self.output is every_logit:
+                return self.logits.flatten(1)
+            return per_example(self.output, self._recorded[0], self.targets)
+
+    def deltas(self, signed: bool = False) -> Iterator[Sequence[Tensor]]:
+        """See `deltas_of`; the graph is gone afterwards."""
+        if not self.uses:
+            return iter(())
+        edges = [use.edge for use in self.uses]
+        return deltas_of(self._recorded[0], self.targets, edges, self.output, self.seed, signed)
+
+    def again(self) -> "Reading":
+        """Another forward pass."""
+        return replace(self)

@@ -26,7 +26,8 @@ class LayerSpectra:
         output_values: λδ (s,), None with `outputs`.
         mean: the mean of all products λδ λa, kept or not: the traces of both factors multiplied, over width · fan-out.
         unseen: the mean λa of the input directions outside of V_a.
-        rows: how many input rows the factors were summed over (of an embedding, tokens).
+        unseen_outputs: the mean λδ of the output directions outside of V_δ.
+        scale: what products λδ λa are multiplied by, so that their sum is that of the layer's block.
     """
 
     inputs: Tensor | None
@@ -35,7 +36,8 @@ class LayerSpectra:
     output_values: Tensor | None
     mean: float
     unseen: float = 0.0
-    rows: float = 1
+    unseen_outputs: float = 0.0
+    scale: float = 1.0
 
     @cached_property
     def largest(self) -> tuple[float, float]:
@@ -128,8 +130,8 @@ class PullingLayer(LayerProjector):
     add up to `travelled` lead to D, one implicit step on the second term makes it D / (1 + s λ).
 
     Args:
-        spectra: the eigenpairs; λa of the input directions outside of V_a is `spectra.unseen`.
-        weight: weight of a square change of an output, per input row.
+        spectra: the eigenpairs; `unseen` and `unseen_outputs` stand for λa and λδ outside of the two bases.
+        weight: weight of a square change of an output, times the scale of the spectra.
         everywhere: added to every λδ; small, it protects output directions that no logit depends on yet.
     """
 
@@ -151,7 +153,7 @@ class PullingLayer(LayerProjector):
         if U is None or output_values is None:
             return X * soft_share(scale * inputs)
         everywhere = self.everywhere / d
-        base = soft_share(scale * everywhere * inputs)
+        base = soft_share(scale * (everywhere + self.spectra.unseen_outputs / d) * inputs)
         values = (output_values / d).to(X.dtype) + everywhere
         more = soft_share(scale * torch.outer(values, inputs)).sub_(base)
         return (X * base).addmm_(U.T, (U @ X).mul_(more))

@@ -165,7 +165,7 @@ class Pull(Rule):
     def on_layer(self, spectra: LayerSpectra, weight: float) -> PullingLayer:
         """See `Rule`."""
         everywhere = 0.0 if spectra.output_values is None else self.damping * float(spectra.output_values.max())
-        return PullingLayer(spectra, self.strength * weight / max(1, spectra.rows), everywhere)
+        return PullingLayer(spectra, self.strength * weight * spectra.scale, everywhere)
 
     def settings(self) -> dict[str, Any]:
         """See `Rule`."""

@@ -275,7 +275,7 @@ def _layer_memory(settings: Method, setup: Setup, **fixed: Any) -> so.LayerSketc
     options = {key: value for key, value in settings.options.items() if key != "output"}
 
     def memory(rank: int) -> so.LayerSketch:
-        return so.LayerSketch(**{**options, "rank": rank}, **fixed, seed=_seed(settings, setup))
+        return so.LayerSketch(**{"curvature": "positions", **options, "rank": rank}, **fixed, seed=_seed(settings, setup))
 
     if settings.budget is None:
         return memory(options["rank"])
@@ -301,7 +301,7 @@ def _both(settings: Method, setup: Setup) -> Baseline:
         raise ValueError("both has two sizes and no rule to fit them to a budget; set rank and layer_rank instead")
     options, seed = settings.options, _seed(settings, setup)
     pull = {key: options[key] for key in ("strength", "damping") if options[key] is not None}
-    layers = so.LayerSketch(options["layer_rank"], seed=seed, **pull)
+    layers = so.LayerSketch(options["layer_rank"], seed=seed, curvature="positions", **pull)
     gradients = so.GradientMemory(so.ProductSketch(options["rank"], seed=seed))
     return protected(settings, setup, Both(layers, gradients))
 

@@ -1,0 +1,135 @@
+"""Which two factors a layer memory keeps of a layer's block of Σ vec(G) vec(G)ᵀ, and what a batch adds to them.
+
+* `PartialTraces`: M_a = Σ Gᵀ G and M_δ = Σ G Gᵀ (`traces`); the block is taken as M_δ ⊗ M_a / Tr M_a.
+* `SinglePositions`: M_a = Σ a aᵀ and M_δ = Σ δ δᵀ over single positions (`layer_products`); the block is taken as
+  M_δ ⊗ M_a over the number of positions, which is too little where a weight is used at several positions of an example.
+
+What a batch adds is computed first and added when nothing can fail any more.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from ..model.batches import batch_size
+from ..model.layers import MIXED, orders_of_positions
+from ..model.sensitivities import Reading
+from ..projector.layers import LayerSpectra
+from .factors import LayerFactors, require_finite_uses
+from .layer_products import Product, products_of
+from .traces import TraceSums, explicit_gradients
+
+Factors = Mapping[str, LayerFactors]
+
+Commit = Callable[[], None]
+
+
+class Curvature(ABC):
+    """Which factors are kept."""
+
+    name: str
+
+    @abstractmethod
+    def stage(self, factors: Factors, reading: Reading) -> Commit:
+        """Compute what a batch adds to the factors, which stay as they are; the returned function adds it.
+
+        Raises NonFiniteError, with the layer, if an input or a sensitivity is not finite.
+        """
+
+    @abstractmethod
+    def spectra(self, factors: LayerFactors) -> LayerSpectra | None:
+        """The eigenpairs of a layer's factors with their scale; None where all of a factor is zero."""
+
+
+class SinglePositions(Curvature):
+    """Second moments of single positions, as in version 0.1."""
+
+    name = "positions"
+
+    def stage(self, factors: Factors, reading: Reading) -> Commit:
+        """See `Curvature`; one forward pass and one backward pass per logit or combination of logits."""
+        sketches = {(name, part): sketch for name, each in factors.items() for part, sketch in each.sketches()}
+        products, seen = None, []
+        outputs = any(part == "outputs" for _, part in sketches)
+        if all(Product.possible(sketch) for sketch in sketches.values()):
+            products = products_of(reading.uses, reading.deltas() if outputs else iter(()), sketches)
+            if products is None:
+                reading = reading.again()
+        uses = reading.uses
+        if products is None:
+            # A sketch of another kind, or numbers that are not finite or that float32 cannot square: row by row.
+            seen = list(reading.deltas()) if outputs else []
+            require_finite_uses(uses, seen, reading.inputs)
+
+        def commit() -> None:
+            for product in products or ():
+                product.commit()
+            for i, use in enumerate(uses):
+                own = factors[use.layer.name]
+                if products is None:
+                    own.observe(use, [delta[i] for delta in seen])
+                if own.counts is not None:
+                    own.counts += torch.bincount(use.input.flatten(), minlength=len(own.counts))
+
+        return commit
+
+    def spectra(self, factors: LayerFactors) -> LayerSpectra | None:
+        """See `Curvature`."""
+        found = factors.spectra()
+        rows = factors.trace if factors.inputs is None else factors.inputs.count
+        return None if found is None else replace(found, scale=1 / max(1, rows), unseen_outputs=0.0)
+
+
+class PartialTraces(Curvature):
+    """Partial traces of the block itself, exact in trace and marginals for any sharing of weights."""
+
+    name = "traces"
+
+    def __init__(self) -> None:
+        self._orders: dict[tuple[str, ...], list[str]] = {}
+
+    def stage(self, factors: Factors, reading: Reading) -> Commit:
+        """See `Curvature`; one more backward pass for the first batch, to see which positions belong to an example."""
+        b = batch_size(reading.inputs)
+        key = tuple(use.layer.name for use in reading.uses)
+        orders = self._orders.get(key)
+        if orders is None:
+            orders = orders_of_positions(reading.uses, reading.outputs)
+            if b > 1:
+                self._orders[key] = orders
+        signed = MIXED in orders
+        if all(Product.possible(sketch) for each in factors.values() for _, sketch in each.sketches()):
+            sums = TraceSums(factors, reading.uses, orders, b)
+            with torch.no_grad(), torch.autocast(_device(reading), enabled=False):
+                for deltas in reading.deltas(signed):
+                    sums.add(deltas)
+            if sums.hold():
+                return sums.commit
+            reading = reading.again()
+        seen = list(reading.deltas(signed))
+        require_finite_uses(reading.uses, seen, reading.inputs)
+
+        def commit() -> None:
+            with torch.no_grad():
+                for deltas in seen:
+                    for name, G in explicit_gradients(reading.uses, orders or [], deltas, b):
+                        factors[name].observe_gradients(G)
+
+        return commit
+
+    def spectra(self, factors: LayerFactors) -> LayerSpectra | None:
+        """See `Curvature`."""
+        found = factors.spectra()
+        if found is None or factors.trace <= 0:
+            return None
+        return replace(found, scale=1 / factors.trace)
+
+
+def _device(reading: Reading) -> str:
+    return reading.outputs.device.type
+
+
+CURVATURES: dict[str, type[Curvature]] = {"traces": PartialTraces, "positions": SinglePositions}
+"""By the name that files have."""

@@ -1,0 +1,245 @@
+"""Partial traces: what a batch adds to the two factors of a layer whose weight is used at many positions.
+
+The gradient of a scalar with respect to a shared weight is G = Σ_t δ_t a_tᵀ over positions t. The factors are the
+partial traces of the layer's block of Σ vec(G) vec(G)ᵀ over examples and scalars,
+
+    M_a = Σ Gᵀ G (width, width),    M_δ = Σ G Gᵀ (fan-out, fan-out),    Tr M_a = Tr M_δ = Σ ‖G‖²,
+
+and M_δ ⊗ M_a / Tr M_a is the Kronecker product with the block's trace and both its partial traces, however the weight
+is shared. (The factors are those of Shampoo, Gupta et al. 2018; K-FAC's would be the second moments of single a_t and
+δ_t, which drop every term t ≠ t'.) A weight used once per example has M_a = Σ ‖δ‖² a aᵀ and M_δ = Σ ‖a‖² δ δᵀ.
+
+Letters: b examples, T positions of one, w = width, o = fan-out, A (b, T, w) inputs and D (b, T, o) sensitivities, Ω a
+sketch's test matrix (w or o, k).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..model.layers import MIXED, Layer, Use, grouped, input_rows, sensitivity_rows
+from ..sketch import ProductSketch, SecondMoment, Sketch
+from .factors import LayerFactors
+
+EXPLICIT_BYTES = 64 << 20
+"""About the bytes of gradients that are written down at once."""
+
+SMALLEST, LARGEST = 1e-25, 1e30
+"""Between these energies float32 products lose nothing that matters; others are added row by row, with scaling."""
+
+
+@dataclass
+class Added:
+    """What a batch adds to one sketch: Ωᵀ M (k, d), how many gradients it is of, and their energy Σ ‖G‖²."""
+
+    sketch: ProductSketch | SecondMoment
+    total: Tensor
+    count: int = 0
+    energy: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    _dense: Tensor | None = None
+
+    @staticmethod
+    def to(sketch: ProductSketch | SecondMoment) -> "Added":
+        """Nothing yet."""
+        total = torch.zeros(sketch.rank_limit or 0, sketch.d, dtype=sketch.dtype, device=sketch.device)
+        return Added(sketch, total, energy=torch.zeros((), dtype=torch.float64, device=sketch.device))
+
+    @property
+    def omega(self) -> Tensor | None:
+        """Ω (d, k); None for the identity of an exact moment."""
+        if isinstance(self.sketch, SecondMoment):
+            return None
+        if self._dense is None:
+            cpu = torch.device("cpu")  # it makes these few hashes before a GPU has launched all the kernels for them
+            self._dense = self.sketch.omega.dense(self.total.dtype, cpu).to(self.total.device)
+        return self._dense
+
+    def add(self, left: Tensor, right: Tensor) -> None:
+        """Add Ωᵀ Σ leftᵀ right over all leading dimensions, for rows left, right (…, d)."""
+        omega = self.omega
+        left = left if omega is None else left @ omega
+        self.total.addmm_(left.flatten(0, -2).T, right.flatten(0, -2))
+
+
+class TraceSums:
+    """What one batch adds to all factors, computed without changing them; `commit` does.
+
+    Args:
+        factors: the factors of every layer.
+        uses: the uses of the layers in a forward pass.
+        orders: the order of the positions of each use (`model.layers.order_of_positions`).
+        b: the number of examples in the batch.
+    """
+
+    def __init__(self, factors: Mapping[str, LayerFactors], uses: Sequence[Use], orders: Sequence[str], b: int) -> None:
+        self.factors = factors
+        self.uses = uses
+        self.orders = orders
+        self.b = b
+        self.added: dict[tuple[str, str], Added] = {}
+        self.tokens: dict[str, Tensor] = {}
+
+    def add(self, deltas: Sequence[Tensor | None]) -> None:
+        """Add one scalar per example: the gradients of Σ_e ± scalar_e with respect to the output of every use."""
+        layers: dict[Layer, list[tuple[Use, str, Tensor]]] = {}
+        for use, order, delta in zip(self.uses, self.orders, deltas, strict=True):
+            if delta is not None:
+                layers.setdefault(use.layer, []).append((use, order, delta))
+        for layer, mine in layers.items():
+            examples = 1 if any(order == MIXED for _, order, _ in mine) else self.b
+            if layer.kind == "embedding":
+                self._add_embedding(layer, mine, examples)
+            elif any(use.options.get("groups", 1) > 1 for use, _, _ in mine):
+                self._add_grouped(layer, mine, examples)
+            else:
+                self._add_layer(layer, mine, examples)
+
+    def _sums(self, layer: Layer, examples: int) -> tuple[Added | None, Added | None]:
+        """What is added to both factors of a layer, counted."""
+        factors = self.factors[layer.name]
+        found = tuple(self._added(layer.name, part, getattr(factors, part)) for part in ("inputs", "outputs"))
+        for added in found:
+            if added is not None:
+                added.count += examples
+        return found[0], found[1]
+
+    def _add_layer(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
+        inputs, outputs = self._sums(layer, examples)
+        dtype = self.factors[layer.name].dtype
+        A = torch.cat([grouped(input_rows(use, dtype), order, examples) for use, order, _ in uses], 1)
+        D = torch.cat([grouped(sensitivity_rows(use, d, dtype), order, examples) for use, order, d in uses], 1)
+        T, w, o = A.shape[1], A.shape[2], D.shape[2]
+        if T == 1:
+            _add_single(A[:, 0], D[:, 0], inputs, outputs)
+        elif T * (w + o) < w * o:
+            _add_by_grams(A, D, inputs, outputs)
+        else:
+            most = max(1, EXPLICIT_BYTES // (w * o * A.element_size()))
+            for a, d in zip(A.split(most), D.split(most), strict=True):
+                _add_explicit(d.mT @ a, inputs, outputs)
+
+    def _add_grouped(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
+        """A convolution in groups of channels: each has rows of G of its own."""
+        inputs, outputs = self._sums(layer, examples)
+        dtype = self.factors[layer.name].dtype
+        A, D = [], []
+        for use, _, delta in uses:
+            g = use.options["groups"]
+            a = input_rows(use, dtype).view(examples, -1, g, layer.width)
+            A.append(a)
+            D.append(sensitivity_rows(use, delta, dtype).view(examples, a.shape[1], g, -1))
+        a, d = (torch.cat(parts, 1).transpose(1, 2) for parts in (A, D))
+        _add_explicit((d.mT @ a).flatten(1, 2), inputs, outputs)
+
+    def _add_embedding(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
+        factors, V = self.factors[layer.name], layer.fan_in
+        assert factors.counts is not None
+        places, rows = [], []
+        for use, order, delta in uses:
+            tokens = grouped(use.input.reshape(-1, 1), order, examples)[..., 0]
+            places.append((tokens + V * torch.arange(examples, device=tokens.device)[:, None]).flatten())
+            own = grouped(delta.reshape(-1, delta.shape[-1]), order, examples).flatten(0, 1)
+            if use.options["padding"] is not None:  # the row of this token gets no gradient
+                own = own.masked_fill((tokens.flatten() == use.options["padding"])[:, None], 0.0)
+            rows.append(own)
+        D = torch.cat(rows).to(factors.dtype)
+        unique, inverse = torch.cat(places).unique(return_inverse=True)
+        S = D.new_zeros(len(unique), layer.fan_out).index_add_(0, inverse, D)
+        energy = S.double().square().sum(1)
+        total = self.tokens.setdefault(layer.name, torch.zeros_like(factors.counts))
+        total.index_add_(0, unique % V, energy.to(total.device))
+        _, outputs = self._sums(layer, examples)
+        if outputs is not None:
+            outputs.add(S, S)
+            outputs.energy += energy.sum()
+
+    def _added(self, name: str, part: str, sketch: Sketch | None) -> Added | None:
+        if sketch is None:
+            return None
+        assert isinstance(sketch, ProductSketch | SecondMoment)
+        return self.added.setdefault((name, part), Added.to(sketch))
+
+    def hold(self) -> bool:
+        """Whether everything is finite and of a size that float32 held; all numbers are read at once."""
+        found = [added for added in self.added.values() if added.count]
+        if not found:
+            return all(bool(total.isfinite().all()) for total in self.tokens.values())
+        energies = torch.stack([added.energy for added in found])
+        largest = torch.stack([added.total.abs().max() for added in found]).double()
+        zero = energies == 0
+        return bool((zero | ((energies > SMALLEST) & (energies < LARGEST) & (largest < LARGEST))).all())
+
+    def commit(self) -> None:
+        """Add all of it to the sketches and counts."""
+        for added in self.added.values():
+            if added.count:
+                added.sketch.add_product(added.total, added.count, float(added.energy))
+        for name, total in self.tokens.items():
+            counts = self.factors[name].counts
+            assert counts is not None
+            counts += total
+
+
+def _add_single(a: Tensor, d: Tensor, inputs: Added | None, outputs: Added | None) -> None:
+    """G = δ aᵀ for rows a (b, w) and δ (b, o)."""
+    a2, d2 = a.square().sum(1, keepdim=True), d.square().sum(1, keepdim=True)
+    energy = (a2.double() * d2.double()).sum()
+    for added, rows, weight in ((inputs, a, d2), (outputs, d, a2)):
+        if added is not None:
+            added.add(rows * weight, rows)
+            added.energy += energy
+
+
+def _add_by_grams(A: Tensor, D: Tensor, inputs: Added | None, outputs: Added | None) -> None:
+    """Gᵀ G = Aᵀ (D Dᵀ) A and G Gᵀ = Dᵀ (A Aᵀ) D by Gram matrices (T, T) of the positions; G is never written down."""
+    K_a, K_d = A @ A.mT, D @ D.mT
+    energy = (K_a.double() * K_d).sum()
+    for added, rows, gram in ((inputs, A, K_d), (outputs, D, K_a)):
+        if added is not None:
+            omega = added.omega
+            left = gram @ (rows if omega is None else rows @ omega)
+            added.total.addmm_(left.flatten(0, 1).T, rows.flatten(0, 1))
+            added.energy += energy
+
+
+def _add_explicit(G: Tensor, inputs: Added | None, outputs: Added | None) -> None:
+    """From G (b, o, w) itself."""
+    energy = torch.linalg.vector_norm(G.flatten(1), dim=1).double().square().sum()
+    for added, rows in ((inputs, G), (outputs, G.mT)):
+        if added is not None:
+            added.add(rows, rows)
+            added.energy += energy
+
+
+def explicit_gradients(
+    uses: Sequence[Use], orders: Sequence[str], deltas: Sequence[Tensor | None], b: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (layer, G (examples, o, w)) for one scalar: the slow twin of `TraceSums`, for every kind of sketch.
+
+    Of an embedding w is the number of tokens.
+    """
+    layers: dict[Layer, list[tuple[Use, str, Tensor]]] = {}
+    for use, order, delta in zip(uses, orders, deltas, strict=True):
+        if delta is not None:
+            layers.setdefault(use.layer, []).append((use, order, delta))
+    for layer, mine in layers.items():
+        examples = 1 if any(order == MIXED for _, order, _ in mine) else b
+        G: Tensor | None = None
+        for use, order, delta in mine:
+            g = use.options.get("groups", 1)
+            if layer.kind == "embedding":
+                tokens = use.input.reshape(-1, 1)
+                a = torch.nn.functional.one_hot(tokens[:, 0], layer.fan_in).to(delta.dtype)
+                if use.options["padding"] is not None:
+                    a[:, use.options["padding"]] = 0
+            else:
+                a = input_rows(use, delta.dtype)
+            A = grouped(a.view(-1, g * a.shape[1]), order, examples).unflatten(2, (g, -1)).transpose(1, 2)
+            rows = sensitivity_rows(use, delta, delta.dtype)
+            D = grouped(rows, order, examples).unflatten(2, (g, -1)).transpose(1, 2)
+            own = (D.mT @ A).flatten(1, 2)
+            G = own if G is None else G + own
+        assert G is not None
+        yield layer.name, G

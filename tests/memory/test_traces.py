@@ -1,0 +1,227 @@
+"""Partial traces against per-example gradients from autograd, in float64, however a weight is shared."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import sketchogd as so
+from sketchogd.memory.curvature import PartialTraces
+from sketchogd.model.layers import EXAMPLES_FIRST, EXAMPLES_LAST, MIXED, find_layers, orders_of_positions, record
+from sketchogd.model.parameters import ProtectedParameters
+
+
+class Tokens(nn.Module):
+    """Embeddings of tokens and positions, attention, a layer used twice, and a view that folds positions."""
+
+    def __init__(self, batch_first=True):
+        super().__init__()
+        self.token, self.position = nn.Embedding(11, 6, padding_idx=0), nn.Embedding(5, 6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=batch_first)
+        self.twice, self.folded, self.out = nn.Linear(6, 6), nn.Linear(6, 4), nn.Linear(4, 3)
+        self.batch_first = batch_first
+
+    def forward(self, tokens):
+        h = self.token(tokens) + self.position(torch.arange(5))
+        x = h if self.batch_first else h.transpose(0, 1)
+        x = self.attention(x, x, x, need_weights=False)[0]
+        h = h + (x if self.batch_first else x.transpose(0, 1))
+        h = torch.tanh(self.twice(torch.tanh(self.twice(h))))
+        h = torch.tanh(self.folded(h.reshape(-1, 6))).view(-1, 5, 4)
+        return self.out(h.mean(1))
+
+
+def cases():
+    def images(n):
+        return torch.randn(n, 4, 6, 6)
+
+    cnn = nn.Sequential(
+        nn.Conv2d(4, 6, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(6, 6, 3, stride=2, groups=3),
+        nn.Tanh(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 3),
+    )
+    conv1d = nn.Sequential(nn.Conv1d(3, 5, 3, padding=1), nn.Tanh(), nn.Conv1d(5, 4, 3), nn.Flatten(), nn.Linear(20, 3))
+    return {
+        "mlp": (nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), lambda n: torch.randn(n, 5)),
+        "cnn": (cnn, images),
+        "conv1d": (conv1d, lambda n: torch.randn(n, 3, 7)),
+        "tokens": (Tokens(), lambda n: torch.randint(0, 11, (n, 5))),
+        "tokens, positions first": (Tokens(batch_first=False), lambda n: torch.randint(0, 11, (n, 5))),
+    }
+
+
+def made(name, n=5):
+    torch.manual_seed(0)
+    model, inputs = cases()[name]
+    x = inputs(n)
+    return model.double(), x.double() if x.is_floating_point() else x
+
+
+def weight_gradients(model, layer, x):
+    """G (examples · logits, o, w) of a layer with its bias as last column, one backward pass per example and logit."""
+    found = []
+    for e in range(len(x)):
+        for logit in model(x[e : e + 1])[0]:
+            tensors = [layer.weight, *([] if layer.bias is None else [layer.bias])]
+            W, *bias = torch.autograd.grad(logit, tensors, retain_graph=True)
+            W = W.flatten(1).T if layer.kind == "embedding" else W.flatten(1)
+            found.append(torch.cat([W, *(b[:, None] for b in bias)], 1))
+    return torch.stack(found)
+
+
+def bound(model, memory):
+    memory.bind(ProtectedParameters(model), None)
+    return memory
+
+
+def total(sketch):
+    return sketch._dense() * 4.0 ** (sketch.exponent or 0)
+
+
+@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("slow", [False, True])
+def test_factors_are_the_partial_traces(name, slow, monkeypatch):
+    """At full rank, M_a = Σ GᵀG and M_δ = Σ GGᵀ, also by the slow twin that writes gradients down."""
+    model, x = made(name)
+    memory = bound(model, so.LayerMemory(200, seed=1))
+    if slow:
+        monkeypatch.setattr("sketchogd.memory.curvature.Product.possible", staticmethod(lambda sketch: False))
+    memory.observe(x[:2], None)
+    memory.observe(x[2:], None)
+    for layer_name, factors in memory.factors.items():
+        G = weight_gradients(model, factors.layer, x)
+        if layer_name == "position":
+            continue  # one embedding of positions serves all examples; see the next test
+        M_d = torch.einsum("eij,ekj->ik", G, G)
+        torch.testing.assert_close(total(factors.outputs), M_d, msg=f"{layer_name}: outputs")
+        if factors.inputs is not None:
+            torch.testing.assert_close(total(factors.inputs), torch.einsum("eij,eik->jk", G, G), msg=layer_name)
+        else:
+            torch.testing.assert_close(factors.counts, G.square().sum((0, 1)))
+        assert factors.trace == pytest.approx(float(G.square().sum()))
+        assert factors.outputs.energy == pytest.approx(float(G.square().sum()))
+
+
+def test_what_all_examples_share_is_right_on_average():
+    """An embedding of positions that does not see the batch: random signs of examples, here over many seeds."""
+    model, x = made("tokens", 3)
+    layer = next(each for each in find_layers(ProtectedParameters(model)) if each.name == "position")
+    G = weight_gradients(model, layer, x)
+    expected = torch.einsum("eij,ekj->ik", G, G)
+    found = torch.zeros_like(expected)
+    for seed in range(400):
+        memory = bound(model, so.LayerMemory(200, seed=seed))
+        memory.observe(x, None)
+        found += total(memory.factors["position"].outputs) / 400
+    assert (found - expected).norm() / expected.norm() < 0.1
+
+
+def test_sketched_factors_are_products_with_the_test_matrix():
+    """Rank below the width: Y = Ωᵀ M for the M above, for every way of computing it."""
+    for name, layers in {"cnn": ("0", "2"), "tokens": ("attention.in_proj", "twice"), "mlp": ("0",)}.items():
+        model, x = made(name)
+        memory = bound(model, so.LayerMemory(3, seed=1))
+        memory.observe(x, None)
+        for layer in layers:
+            factors = memory.factors[layer]
+            G = weight_gradients(model, factors.layer, x)
+            for sketch, M in (
+                (factors.inputs, torch.einsum("eij,eik->jk", G, G)),
+                (factors.outputs, torch.einsum("eij,ekj->ik", G, G)),
+            ):
+                omega = sketch.omega.dense(torch.float64, torch.device("cpu"))
+                torch.testing.assert_close(sketch.summand() * 4.0 ** (sketch.exponent or 0), omega.T @ M)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_order_of_positions_is_found_by_what_an_example_touches(batch_first):
+    torch.manual_seed(0)
+    model = Tokens(batch_first).eval()
+    x = torch.randint(1, 11, (5, 5))  # as many examples as positions, so that shapes say nothing
+    layers = find_layers(ProtectedParameters(model))
+    result, uses = record(layers, lambda: model(x))
+    orders = dict(zip([use.layer.name for use in uses], orders_of_positions(uses, result), strict=True))
+    assert orders["token"] == orders["twice"] == orders["folded"] == orders["out"] == EXAMPLES_FIRST
+    assert orders["position"] == MIXED
+    assert orders["attention.in_proj"] == EXAMPLES_LAST
+
+
+def test_a_batch_that_is_not_finite_changes_nothing():
+    model, x = made("tokens")
+    memory = bound(model, so.LayerMemory(4))
+    memory.observe(x, None)
+    before = {name: t.clone() for name, t in memory.state_dict()["tensors"].items()}
+    with torch.no_grad():
+        model.twice.bias[0] = float("nan")
+    with pytest.raises(so.NonFiniteError, match="layer"):
+        memory.observe(x, None)
+    after = memory.state_dict()["tensors"]
+    assert all(torch.equal(after[name], t) for name, t in before.items())
+
+
+def predicted(memory, name, D):
+    """The mean square change of logits that a pull counts for a displacement of a layer."""
+    spectra = memory.curvature.spectra(memory.factors[name])
+    X = (spectra.outputs @ D @ spectra.inputs.T).square()
+    products = torch.outer(spectra.output_values, spectra.input_values) * spectra.scale
+    return float((X * products).sum()) / (memory.examples * memory.logits)
+
+
+@pytest.mark.parametrize(("curvature", "right"), [("traces", True), ("positions", False)])
+def test_predicted_changes_of_shared_weights_are_those_measured(curvature, right):
+    """Random displacements at full rank: within a factor of two; single positions predict far too little."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 8, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3),
+    ).double()  # fmt: skip
+    x = torch.rand(12, 1, 8, 8, dtype=torch.float64)
+    memory = bound(model, so.LayerMemory(200, curvature=curvature))
+    memory.observe(x, None)
+    for name in ("0", "2"):
+        layer = memory.factors[name].layer
+        G, true, counted = weight_gradients(model, layer, x), 0.0, 0.0
+        for _ in range(30):
+            D = torch.randn(layer.fan_out, layer.width, dtype=torch.float64)
+            true += float((G * D).sum((1, 2)).square().mean())
+            counted += predicted(memory, name, D)
+        assert 0.5 < true / counted < 2 if right else true / counted > 3, (name, true / counted)
+
+
+def test_cross_entropy_of_shared_weights_is_forgotten_less():
+    """Two tasks on a convolutional network under AdamW: old logits move less than with single positions."""
+
+    def forgetting(memory):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3),
+        )  # fmt: skip
+        x, z, y = torch.rand(40, 1, 8, 8), torch.rand(40, 1, 8, 8).round(), torch.randint(0, 3, (40,))
+        before = model(x).detach()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        protection = so.protect(model, optimizer, memory=memory)
+        protection.remember([(x, y)])
+        for _ in range(60):
+            optimizer.zero_grad()
+            F.cross_entropy(model(z), y).backward()
+            optimizer.step()
+        return float((model(x).detach() - before).square().mean())
+
+    traces, positions = (forgetting(so.LayerMemory(100, curvature=c)) for c in ("traces", "positions"))
+    assert traces < 0.75 * positions
+
+
+def test_the_curvature_is_in_files_and_old_files_have_none():
+    new, old = so.LayerMemory(4), so.LayerMemory(4, curvature="positions")
+    assert isinstance(new.curvature, PartialTraces)
+    assert new.settings()["curvature"] == "traces"
+    assert "curvature" not in old.settings()
+    assert so.LayerMemory.from_meta({"settings": new.settings()}).curvature.name == "traces"
+    assert so.LayerMemory.from_meta({"settings": old.settings()}).curvature.name == "positions"
+    with pytest.raises(ValueError, match="curvature"):
+        so.LayerMemory(4, curvature="kfac")
