@@ -64,7 +64,9 @@ def anchor_for(nbytes: int, copies: Sequence[int]) -> int:
     return next((i for i, copy in enumerate(copies) if 2 * copy <= nbytes), 1)
 
 
-def memory_for(budget: str | int, parameters: ProtectedParameters, every: int, seed: int) -> Choice:
+def memory_for(
+    budget: str | int, parameters: ProtectedParameters, every: int, seed: int, corrections: bool = False
+) -> Choice:
     """The memory that makes the most of a budget, in which a copy of the weights is counted where one is kept.
 
     A layer memory where at least half of the parameters belong to layers (it needs the fewest bytes), otherwise the
@@ -75,6 +77,7 @@ def memory_for(budget: str | int, parameters: ProtectedParameters, every: int, s
         parameters: the protected parameters.
         every: optimizer steps between two projections; more than one needs a copy of the weights.
         seed: for the memory.
+        corrections: whether a pull keeps corrections of gradients beside the anchor (`optimizer.joint`).
 
     Raises:
         ValueError: the budget is too small; the message says how many bytes are needed.
@@ -84,7 +87,8 @@ def memory_for(budget: str | int, parameters: ProtectedParameters, every: int, s
     in_layers = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in layers)
     tensors = [local(t) for t in parameters.tensors]
     full, rounded = (int(parameters.columns.largest(copies_nbytes(tensors, a))) for a in (FULL, Anchor("int8")))
-    copies = (full, rounded, full if every > 1 else 0)
+    times = 2 if corrections else 1
+    copies = (times * full, times * rounded, full if every > 1 else 0)
     if 2 * in_layers < parameters.p:
         rank = _rank(nbytes, parameters, lambda k: GradientMemory(ProductSketch(k)), copies[2], parameters.p)
         # In rows, not bytes: without a stored test matrix every sketch takes the bytes of its rows, and they count.

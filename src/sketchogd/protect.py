@@ -10,6 +10,7 @@ from .distributed.team import Alone, Team
 from .memory import GradientMemory, Memory
 from .model.batches import Output
 from .model.parameters import ProtectedParameters, Selection
+from .optimizer.step_size import pulls_updates
 from .protection import Protection
 from .sketch import Sketch
 
@@ -65,7 +66,8 @@ def protect(
     reason = None
     if memory is None:
         assert budget is not None
-        memory, reason = memory_for(budget, chosen, every, seed)
+        corrections = every > 1 and not pulls_updates(optimizer, chosen)
+        memory, reason = memory_for(budget, chosen, every, seed, corrections)
     elif isinstance(memory, Sketch):
         memory = GradientMemory(memory)
     elif not isinstance(memory, Memory):

@@ -22,7 +22,7 @@ from .model.batches import Output, batch_size, limited, map_tensors
 from .model.parameters import ProtectedParameters, local
 from .optimizer.hooks import UpdateProjection
 from .optimizer.reference import FULL, Copy
-from .projector.base import Projector
+from .projector.base import Anchor, Projector
 from .storage import file, restore
 
 
@@ -136,7 +136,7 @@ class Protection:
 
     @property
     def mode(self) -> str | None:
-        """How steps are projected: "gradient" or "update"; None before the first projected step."""
+        """How steps are projected: "gradient", "update" or "joint"; None before the first projected step."""
         return self._projection.mode
 
     @property
@@ -207,15 +207,24 @@ class Protection:
     def held(self) -> Iterator[Held]:
         """What the ledger lists; a copy of the weights that will be needed is among it from the start."""
         yield from self.memory.held()
-        reference, anchor = self._projection.reference, self.memory.rule.anchor
-        if reference is None and (self._projection.every > 1 or anchor is not None):
-            weights = [local(t.detach()) for t in self.parameters.tensors]
+        projection, anchor = self._projection, self.memory.rule.anchor
+        if projection.every > 1 or anchor is not None:
+            purpose = (
+                "weights that the memory pulls back to" if anchor else "weights at the last projection (every > 1)"
+            )
+            yield from self._copies("reference", purpose, projection.reference, anchor or FULL)
+        if projection.keeps_correction(anchor):
+            purpose = "added to the gradients of the steps between two pulls (every > 1)"
+            yield from self._copies("correction", purpose, projection.joint_gradient.correction, anchor or FULL)
+
+    def _copies(self, name: str, purpose: str, copies: list[Copy] | None, anchor: Anchor) -> Iterator[Held]:
+        if copies is None:
             # Room of full size is not allocated only to be counted: the weights themselves stand for it.
-            reference = [Copy(t) if (anchor or FULL) == FULL else Copy.like(t, anchor or FULL) for t in weights]
-        purpose = "weights that the memory pulls back to" if anchor else "weights at the last projection (every > 1)"
-        for name, copy in zip(self.parameters.names, reference or (), strict=False):
+            weights = [local(t.detach()) for t in self.parameters.tensors]
+            copies = [Copy(t) if anchor == FULL else Copy.like(t, anchor) for t in weights]
+        for parameter, copy in zip(self.parameters.names, copies, strict=True):
             for suffix, part in copy.parts():
-                yield Held(f"reference.{name}{suffix}", purpose, part)
+                yield Held(f"{name}.{parameter}{suffix}", purpose, part)
 
     def diagnostics(self) -> dict[str, Any]:
         """What is known about the protection, as plain numbers: examples, steps, leak, bytes, spectra.
@@ -262,6 +271,7 @@ class Protection:
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         self.settle()
+        self._projection.joint_gradient.reset()  # computed anew at the next step, here and by whoever loads this
         self._team.complete(self.memory)
         if self._stale and self.memory.lasting:
             self._refresh()  # a basis of its own is not stored; loading computes the same one

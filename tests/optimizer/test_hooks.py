@@ -272,7 +272,7 @@ def test_a_preview_shows_what_settling_would_leave_and_changes_nothing(memory):
     def trained(looks):
         torch.manual_seed(0)
         model = network()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
         protection = so.protect(model, optimizer, memory=memory(), every=5)
         protection.remember([data()])
         seen = []

@@ -1,10 +1,13 @@
-"""Projecting every update, through the optimizer's public hooks only.
+"""Applying a projector to every step, through the optimizer's public hooks only.
 
 *update mode* (any optimizer): before a step the weights are copied, the optimizer steps, and the displacement
 v = w_new − w_old becomes v − A v. Momentum, Adam and weight decay are covered, since what is projected is what they
 did. *gradient mode* (plain SGD, one step at a time): projecting the gradient gives the same weights without the copy.
-`every=m` lets the optimizer take m steps before their joint displacement is projected. A projector with an anchor is
-applied to the whole displacement since it was made, so that it pulls back again and again.
+`every=m` lets the optimizer take m steps before their joint displacement is projected.
+
+A projector with an anchor is applied to the whole displacement D since it was made, so that it pulls back again and
+again. For SGD this happens after the step. Other optimizers take steps that are no multiple of the gradient, so that no
+pull after the step balances the new loss: in *joint mode* they are given the gradient of both (`joint`).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,17 +21,18 @@ from torch.optim import Optimizer
 
 from ..errors import ProtectionError
 from ..model.parameters import ProtectedParameters, local
-from ..projector.base import Projector
+from ..projector.base import Anchor, Projector
+from .joint import JointGradient
 from .meter import Meter
 from .reference import FULL, Copy
-from .step_size import learning_rate, projects_gradients, step_size
+from .step_size import learning_rate, projects_gradients, pulls_updates, step_size
 from .warn import guard, protector, unguard
 
 
 class UpdateProjection:
     """Projects the steps of one optimizer.
 
-    `mode` is "gradient", "update" or, before the first projection, None; `steps` counts the steps of the optimizer,
+    `mode` is "gradient", "update", "joint" or, before the first projection, None; `steps` counts the optimizer's steps,
     `pending` those that wait for their projection; `reference` holds the weights that these are counted from.
 
     Args:
@@ -46,6 +50,8 @@ class UpdateProjection:
         self.pending = 0
         self.meter = Meter()
         self.reference: list[Copy] | None = None
+        self.joint_gradient = JointGradient(parameters)
+        self._travelled = 0.0
         self._handles: list[Any] = []
         self._optimizer: Optimizer | None = None
 
@@ -88,28 +94,36 @@ class UpdateProjection:
         if self._optimizer is not None:
             unguard(self, self._optimizer)
         self._optimizer = None
-        self.reference, self.pending = None, 0
+        self.reference, self.pending, self._travelled = None, 0, 0.0
+        self.joint_gradient.reset()
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if self.pending:
-            return  # the joint displacement counts from the copy made before the first of these steps
+            return None  # the joint displacement counts from the copy made before the first of these steps
         projector = self.provide()
         if projector is None or projector.empty:
-            return
+            return None
+        if projector.anchor is not None and not pulls_updates(optimizer, self.parameters):
+            self.mode = "joint"
+            self._copy_weights(projector)
+            assert self.reference is not None
+            return self.joint_gradient.before_step(projector, self.reference, self.every, optimizer, args, kwargs)
         closure = kwargs.get("closure") is not None or any(callable(argument) for argument in args[1:] + args[:1])
         once = self.every == 1 and projector.anchor is None and not closure
         if once and projects_gradients(optimizer, self.parameters):
             self.mode = "gradient"
             self._project_gradients(projector, learning_rate(optimizer, self.parameters))
-            return
+            return None
         self.mode = "update"
         self._copy_weights(projector)
+        return None
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.steps += 1
         if self.mode != "update" or self.reference is None:
             return
         self.pending += 1
+        self._travelled += step_size(optimizer, self.parameters)
         if self.pending >= self.every:
             self.settle()
 
@@ -121,15 +135,12 @@ class UpdateProjection:
         if self.pending == 0 or self.reference is None:
             return
         projector = self.provide()
-        steps, self.pending = self.pending, 0
+        travelled, self.pending, self._travelled = self._travelled, 0, 0.0
         v = self._displacement(self.reference)
         if self.every == 1 and (projector is None or projector.anchor is None):
             self.reference = None  # a copy is kept between steps only where steps are projected together
         if projector is None:
             return
-        travelled = 1.0
-        if projector.anchor is not None and self._optimizer is not None:
-            travelled = steps * step_size(self._optimizer, self.parameters)
         self.meter.remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), travelled, 1.0)
 
     @contextmanager
@@ -147,6 +158,8 @@ class UpdateProjection:
                 self._copy_weights(projector)
             yield
             self.pending += steps
+            if self._optimizer is not None:
+                self._travelled += steps * step_size(self._optimizer, self.parameters)
             if not more:
                 self.settle()
         self.steps += steps
@@ -159,14 +172,14 @@ class UpdateProjection:
             return
         tensors = [local(t.detach()) for t in self.parameters.tensors]
         weights = [t.clone() for t in tensors]
-        kept = self.pending, replace(self.meter)
+        kept = self.pending, self._travelled, replace(self.meter)
         self.settle()
         try:
             yield
         finally:
             for t, before in zip(tensors, weights, strict=True):
                 t.copy_(before)
-            self.pending, self.meter = kept
+            self.pending, self._travelled, self.meter = kept
 
     @property
     def displacement(self) -> float:
@@ -174,7 +187,11 @@ class UpdateProjection:
 
         Without a copy of the weights ‖Δw‖ itself is not known. Steps that go back and forth make the sum larger than
         the distance; steps that are projected together (`every` > 1) enter by their joint displacement, which is less.
+        In joint mode it is the distance from the anchor itself.
         """
+        if self.mode == "joint" and self.reference is not None:
+            with torch.no_grad():
+                return float(self._displacement(self.reference).norm())
         return float(self.meter.moved)
 
     def _displacement(self, reference: list[Copy]) -> Tensor:
@@ -208,7 +225,15 @@ class UpdateProjection:
             for copy, t in zip(self.reference, self.parameters.tensors, strict=True):
                 copy.take_(local(t.detach()))
 
+    def keeps_correction(self, anchor: Anchor | None) -> bool:
+        """Whether corrections of gradients will be kept between steps."""
+        joint = (
+            anchor is not None and self._optimizer is not None and not pulls_updates(self._optimizer, self.parameters)
+        )
+        return joint and self.every > 1
+
     def reset(self) -> None:
         """Begin with a new projector: forget the meter and the reference."""
         self.meter = Meter()
         self.reference = None
+        self.joint_gradient.reset()

@@ -52,7 +52,11 @@ class Copy:
 
     def subtract_from_(self, t: Tensor) -> None:
         """Overwrite t by t − copy."""
-        t -= self.numbers if self.scales is None else self.numbers * self.scales
+        t -= self.tensor()
+
+    def tensor(self) -> Tensor:
+        """What was copied, up to rounding."""
+        return self.numbers if self.scales is None else self.numbers * self.scales
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
         """Its tensors, each with a suffix for the name of the parameter."""

@@ -8,6 +8,9 @@ from torch.optim import Optimizer
 
 from ..model.parameters import ProtectedParameters
 
+UNKNOWN_RATE = 1e-3
+"""The step size where an optimizer has no learning rate."""
+
 
 def step_size(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
     """The learning rate, over 1 − momentum where there is momentum.
@@ -15,12 +18,14 @@ def step_size(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
     For Adam and its kin the steps of all entries differ: this is Σ u² / Σ u g over the entries, where u = lr g / √v is
     a step and g² about v, so lr over the mean of √v.
     """
-    settings = _settings(optimizer, parameters)
-    rate = float(settings["lr"])
-    moments = [optimizer.state.get(t, {}).get("exp_avg_sq") for t in parameters.tensors]
-    seen = [m for m in moments if isinstance(m, Tensor)]
-    if seen:
-        correction = 1 - settings["betas"][1] ** float(optimizer.state[parameters.tensors[0]].get("step", 1))
+    groups = _groups(optimizer, parameters)
+    rates = [float(g["lr"]) for g in groups if g.get("lr") is not None]
+    rate = max(rates, default=UNKNOWN_RATE) or UNKNOWN_RATE  # all zero: nothing moves, and no size is wrong
+    settings = groups[0]
+    seen = [m for t in parameters.tensors if isinstance(m := optimizer.state.get(t, {}).get("exp_avg_sq"), Tensor)]
+    if seen and "betas" in settings:
+        first = next(t for t in parameters.tensors if "exp_avg_sq" in optimizer.state.get(t, {}))
+        correction = 1 - settings["betas"][1] ** float(optimizer.state[first].get("step", 1))
         mean = sum(float(m.sqrt().sum()) for m in seen) / sum(m.numel() for m in seen)
         return rate / (mean / max(correction, 1e-8) ** 0.5 + float(settings["eps"]))
     return rate / max(1e-3, 1 - float(settings.get("momentum", 0.0)))
@@ -38,11 +43,29 @@ def projects_gradients(optimizer: Optimizer, parameters: ProtectedParameters) ->
     """
     if type(optimizer) is not torch.optim.SGD:
         return False
-    held = {id(t) for t in parameters.tensors}
-    groups = [g for g in optimizer.param_groups if any(id(p) in held for p in g["params"])]
+    groups = _groups(optimizer, parameters)
     plain = all(g["momentum"] == 0 and g["weight_decay"] == 0 for g in groups)
     same = len({float(g["lr"]) for g in groups}) == 1
     return plain and same and all(t.grad is None or not t.grad.is_sparse for t in parameters.tensors)
+
+
+def pulls_updates(optimizer: Optimizer, parameters: ProtectedParameters) -> bool:
+    """Whether the steps of an optimizer are those of SGD with one learning rate, or must be taken as they are.
+
+    Then a pull after the step balances the new loss. Sparse gradients cannot have a dense correction added either.
+    """
+    if any(t.grad is not None and t.grad.is_sparse for t in parameters.tensors):
+        return True
+    if type(optimizer) is not torch.optim.SGD:
+        return False
+    groups = _groups(optimizer, parameters)
+    return len({float(g["lr"]) for g in groups}) == 1 and all(g["dampening"] == 0 for g in groups)
+
+
+def _groups(optimizer: Optimizer, parameters: ProtectedParameters) -> list[dict[str, Any]]:
+    """The parameter groups that hold protected parameters."""
+    held = {id(t) for t in parameters.tensors}
+    return [g for g in optimizer.param_groups if any(id(p) in held for p in g["params"])]
 
 
 def _settings(optimizer: Optimizer, parameters: ProtectedParameters) -> dict[str, Any]:

@@ -275,7 +275,9 @@ def _layer_memory(settings: Method, setup: Setup, **fixed: Any) -> so.LayerSketc
     options = {key: value for key, value in settings.options.items() if key != "output"}
 
     def memory(rank: int) -> so.LayerSketch:
-        return so.LayerSketch(**{"curvature": "positions", **options, "rank": rank}, **fixed, seed=_seed(settings, setup))
+        return so.LayerSketch(
+            **{"curvature": "positions", **options, "rank": rank}, **fixed, seed=_seed(settings, setup)
+        )
 
     if settings.budget is None:
         return memory(options["rank"])
