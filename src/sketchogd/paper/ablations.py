@@ -29,7 +29,7 @@ OUTPUT_WORDS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of an ablation: what is varied, in words, with the method and the training it means."""
+    """One line of an ablation: the setting that is varied, in words, and the method and training it stands for."""
 
     words: str
     method: Method

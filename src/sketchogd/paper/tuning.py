@@ -61,7 +61,7 @@ def held_out(benchmark: str, chosen: Method, seed: int = 0) -> RunConfig:
 
 
 def tried(name: str, benchmark: str) -> list[Method]:
-    """A method with each of its `TUNED_OPTIONS`."""
+    """A method once for every combination of its `TUNED_OPTIONS`."""
     options, own = TUNED_OPTIONS[name], PAPER[benchmark]
     room = {"sketchogd": PAPER_BYTES[benchmark], "sketchogd-pull": own.pull_bytes}.get(name, own.small_bytes)
     budget = room if KINDS[name].sizes else None
