@@ -10,9 +10,9 @@ from typing import Any
 from sketchogd.budget import ANCHORS
 from sketchogd.lab.methods import KINDS, Method, unknown
 from sketchogd.lab.runs.config import RunConfig, Training
-from sketchogd.paper.settings import Names, Preset, checked, default_method, distinct, training_for
+from sketchogd.paper.settings import PAPER, Names, Preset, checked, default_method, distinct, training_for
 
-BENCHMARKS = ("rotated-mnist", "split-mnist")
+BENCHMARKS = tuple(name for name, own in PAPER.items() if own.ablated)
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-4}
 """Adam's step is about lr whatever the gradient, so it needs a smaller one than SGD."""
 
@@ -29,7 +29,7 @@ OUTPUT_WORDS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of an ablation: what is varied, in words, with the method and the training it means."""
+    """One line of an ablation: the setting that is varied, in words, and the method and training it stands for."""
 
     words: str
     method: Method
@@ -186,7 +186,11 @@ ABLATIONS: dict[str, Ablation] = {
 
 
 def ablations(benchmarks: Names = None, methods: Names = None, seeds: int = 1, groups: Names = None) -> Preset:
-    """All ablations, or the `groups` that are named; `methods` keeps the runs of these only."""
+    """All ablations, or only the `groups` named; `methods` keeps the runs of these methods only.
+
+    Raises:
+        ValueError: unknown ablation or benchmark, no seeds, or methods that no ablation has.
+    """
     for group in groups or ():
         if group not in ABLATIONS:
             raise ValueError(unknown("ablation", group, ABLATIONS))

@@ -23,7 +23,7 @@ from sketchogd.lab.models import LeNet
 from sketchogd.lab.runs import train
 from sketchogd.lab.runs.config import RunConfig, Training, make_optimizer, model_for, stream_of
 from sketchogd.lab.streams import Task, from_datasets
-from sketchogd.paper.settings import CIFAR_TRAINING
+from sketchogd.paper.settings import training_for
 from sketchogd.seeds import derive_seed
 
 ROOT = Path(__file__).parents[3]
@@ -146,7 +146,7 @@ def test_the_network_of_split_cifar_trains_with_its_published_quirks(name: str) 
     model = model_for(stream, 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     settings = {"layer-sketch": {"rank": 8}, "a-gem": {"per_task": 4, "batch": 6}, "ewc": {"samples": 3}}[name]
-    training = replace(CIFAR_TRAINING, epochs=1, lr=0.01)
+    training = replace(training_for("split-cifar100"), epochs=1, lr=0.01)
     train.fit(stream, model, method(name, **settings), training, protected=LeNet.PROTECTED)
     same = {key for key, value in model.state_dict().items() if torch.equal(value, before[key])}
     frozen = {key for key in before if key.startswith("conv") and key.endswith(("weight", "bias"))}
@@ -184,7 +184,7 @@ def test_every_optimizer_and_wrong_names() -> None:
         make_optimizer(small(), Training(optimizer="adm"))
     with pytest.raises(ValueError, match="did you mean split-mnist"):
         stream_of(RunConfig("split-mnits", method("sgd")))
-    with pytest.raises(ValueError, match="does not turn"):
+    with pytest.raises(ValueError, match="split-mnist has none"):
         stream_of(RunConfig("split-mnist", method("sgd"), degrees=3.0))
     turned = stream_of(RunConfig("rotated-mnist", method("sgd"), tasks=2, n_train=10, n_test=10, degrees=20.0))
     assert turned.recipes[1].name == "rotated 20°"
@@ -257,8 +257,8 @@ def test_a_killed_process_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, torch\n"
-        "from sketchogd.lab import train\n"
-        "from sketchogd.lab.configs import RunConfig, Training\n"
+        "from sketchogd.lab.runs import train\n"
+        "from sketchogd.lab.runs.config import RunConfig, Training\n"
         "from sketchogd.lab.methods import method\n"
         "torch.set_num_threads(1)\n"
         "training = Training(epochs=4, lr=0.01)\n"
@@ -299,7 +299,7 @@ def test_the_loop_needs_no_command_line_packages() -> None:
     code = (
         "import sys\n"
         "for name in ('typer', 'rich', 'matplotlib', 'torchvision'): sys.modules[name] = None\n"
-        "import sketchogd.lab.train, sketchogd.lab.presets, sketchogd.lab.grid\n"
+        "import sketchogd.lab.runs.train, sketchogd.paper.presets, sketchogd.lab.runs.grid\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

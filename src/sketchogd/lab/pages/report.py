@@ -53,7 +53,7 @@ def collect(runs_folder: str | Path) -> tuple[list[Group], list[dict[str, str]]]
         RecordError: there are no run folders.
     """
     root = Path(runs_folder)
-    kept: dict[str, Run] = {}
+    kept: dict[tuple[str, str], Run] = {}
     left_out = []
     for name, found in bundles.everything(root):
         if isinstance(found, str):
@@ -61,12 +61,12 @@ def collect(runs_folder: str | Path) -> tuple[list[Group], list[dict[str, str]]]
             continue
         run = found
         reason = _why_not(run)
-        if not reason and run.record["digest"] in kept:
+        if not reason and run.identity in kept:
             reason = "the same config as another run"
         if reason:
             left_out.append({"run": name, "reason": reason})
         else:
-            kept[run.record["digest"]] = run
+            kept[run.identity] = run
     if not kept and not left_out:
         raise RecordError(f"{root}: expected run folders (each with a run.json) or bundles here or below, found none")
     return _grouped(list(kept.values())), left_out

@@ -1,19 +1,21 @@
-"""What is kept of a run, and read again.
+"""Records of runs: what is written during a run and read again.
 
 * `metrics`: what an accuracy matrix says
 * `spectra`: singular values of remembered gradients
 * `checkpoint`: the state of an interrupted run
+* `digests`: which config a run is of
+* `lock`: which process works on a run
 * `folder`: a run is a folder
 * `bundles`: many runs in one file
 """
 
+from sketchogd.lab.records.digests import config_digest, identity, intact
 from sketchogd.lab.records.folder import (
     FORMAT,
     RecordError,
     Run,
     RunFolder,
     State,
-    config_digest,
     environment,
     find,
     load,
@@ -30,6 +32,8 @@ __all__ = [
     "config_digest",
     "environment",
     "find",
+    "identity",
+    "intact",
     "load",
     "plan",
     "state",

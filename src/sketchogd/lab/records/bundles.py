@@ -42,15 +42,15 @@ def pack(source: str | Path, out: str | Path) -> dict[Path, tuple[int, int]]:
     Raises:
         RecordError: a bundle that would be written to is damaged.
     """
-    packed: dict[Path, dict[str, dict[str, Any]]] = {}
+    packed: dict[Path, dict[tuple[str, str], dict[str, Any]]] = {}
     for _, run in everything(source):
         if isinstance(run, Run) and ((run.status == "finished" and run.complete) or run.diverged):
             preset, benchmark = run.config.get("preset") or "runs", run.config.get("benchmark", "unnamed")
-            packed.setdefault(Path(out) / preset / f"{benchmark}.json", {})[run.record["digest"]] = entry_of(run)
+            packed.setdefault(Path(out) / preset / f"{benchmark}.json", {})[run.identity] = entry_of(run)
     written = {}
     for path, entries in packed.items():
-        before = {entry["digest"]: entry for entry in _read_entries(path)} if path.exists() else {}
-        new = {digest: entry for digest, entry in entries.items() if digest not in before or "error" not in entry}
+        before = {records.identity(entry["config"]): entry for entry in _read_entries(path)} if path.exists() else {}
+        new = {name: entry for name, entry in entries.items() if name not in before or "error" not in entry}
         after = {**before, **new}
         write(path, list(after.values()))
         written[path] = (len(entries), len(after))
@@ -198,10 +198,10 @@ def read(path: str | Path) -> list[Run]:
 
 
 def digests(root: str | Path) -> set[str]:
-    """The configs of all runs in bundles at or below `root`."""
+    """The config digests, without presets, of all runs in bundles at or below `root`."""
     if not Path(root).exists():
         return set()
-    return {entry["digest"] for path in find(root) for entry in _read_entries(path)}
+    return {records.config_digest(entry["config"]) for path in find(root) for entry in _read_entries(path)}
 
 
 def _read_entries(path: Path) -> list[dict[str, Any]]:

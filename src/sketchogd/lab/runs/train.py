@@ -25,11 +25,12 @@ from sketchogd.lab.methods.baselines.examples import bytes_of_example
 from sketchogd.lab import models, records
 from sketchogd.lab.records import metrics
 from sketchogd.paper import rank_errors
-from sketchogd.lab.runs.config import RunConfig, Training, make_optimizer, model_for, stream_of
+from sketchogd.lab.runs.config import RunConfig, Training, make_optimizer, stream_of
 from sketchogd.lab.methods.protected import Protected
 from sketchogd.lab.methods import Method, Setup, build
 from sketchogd.lab.runs.torchrun import Alone, Processes
 from sketchogd.lab.runs.evaluate import accuracy, use_head, using_head
+from sketchogd.lab.streams import record
 from sketchogd.lab.streams.tasks import Pair, Stream
 from sketchogd.memory import GradientMemory
 from sketchogd.model.parameters import ProtectedParameters, Selection
@@ -187,12 +188,12 @@ def run(
         ValueError: a name or a setting is wrong.
         RecordError: the folder holds a run of another config, or another process works on it.
     """
-    stream = stream_of(config, data_folder)
-    model = model_for(stream, config.seed)
+    stream, known = stream_of(config, data_folder), record(config.benchmark)
+    model = known.network(stream, config.seed)
     place = records.RunFolder(folder)
     with place.hold():
         begin(place, config, device, resume=True)
-        options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": protected_of(model)}
+        options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": known.protected}
         try:
             result = fit(
                 stream,
@@ -207,7 +208,8 @@ def run(
         except Exception as error:
             place.fail(error)
             raise
-        conclude(place, model, result.learner, result.summary, result.ledger, result.timings, result.steps)
+        ended = result.learner, result.summary, result.ledger, result.timings, result.steps
+        conclude(place, model, known.protected, *ended)
     return result
 
 
@@ -219,9 +221,9 @@ def follow(
     device: str | torch.device = "cpu",
 ) -> Result:
     """Take part in a run that the first of several processes does and records."""
-    stream = stream_of(config, data_folder)
-    model = model_for(stream, config.seed)
-    options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": protected_of(model)}
+    stream, known = stream_of(config, data_folder), record(config.benchmark)
+    model = known.network(stream, config.seed)
+    options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": known.protected}
     return fit(stream, model, config.method, config.training, processes=processes, **options)
 
 
@@ -235,7 +237,7 @@ def begin(place: records.RunFolder, config: RunConfig, device: str | torch.devic
     started = (place.path / "run.json").exists()
     if started:
         found = records.load(place.path).record
-        if found["digest"] != records.config_digest(record):
+        if records.config_digest(found["config"]) != records.config_digest(record):
             raise records.RecordError(f"{place.path}: holds a run of another config; choose another folder")
     if resume and started and (place.path / "checkpoint.safetensors").exists():
         place.update(status="running", **({"error": None} if "error" in found else {}))
@@ -246,6 +248,7 @@ def begin(place: records.RunFolder, config: RunConfig, device: str | torch.devic
 def conclude(
     place: records.RunFolder,
     model: nn.Module,
+    protected: Selection,
     learner: Baseline,
     summary: metrics.Summary,
     ledger: dict[str, Any],
@@ -255,12 +258,7 @@ def conclude(
     """Write what is known at the end of a run, and mark it finished."""
     _save_spectra(place.path, learner)
     facts = {"ledger": ledger, "timings": timings, "steps": steps}
-    place.finish(results=asdict(summary), parameters=_sizes(model, protected_of(model)), **facts)
-
-
-def protected_of(model: nn.Module) -> Selection:
-    """What the paper protects of its networks: of the LeNet the wide layer, otherwise everything."""
-    return models.LeNet.PROTECTED if isinstance(model, models.LeNet) else None
+    place.finish(results=asdict(summary), parameters=_sizes(model, protected), **facts)
 
 
 def ledger(learner: Baseline) -> dict[str, Any]:

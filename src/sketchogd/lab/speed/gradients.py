@@ -18,6 +18,7 @@ from sketchogd.lab.speed import limits, literal
 from sketchogd.lab.speed.clock import fastest, peak_bytes
 from sketchogd.lab.speed.ratios import Ratio
 from sketchogd.lab.streams import benchmark
+from sketchogd.lab.streams.benchmarks.rotated_mnist import ROTATED_MNIST
 from sketchogd.linalg.dense import coefficients, combination, plain_coefficients, plain_combination
 from sketchogd.model.parameters import ProtectedParameters
 
@@ -234,7 +235,7 @@ def bound(sketch: so.Sketch, device: torch.device) -> so.GradientMemory:
 
 def examples(setting: Setting) -> tuple[Tensor, Tensor]:
     """Images and labels of Rotated MNIST's first task, more than there are rows in a sketch."""
-    x, y = benchmark("rotated-mnist", tasks=1, n_train=1000 if setting.quick else 2000).train(0)
+    x, y = benchmark(ROTATED_MNIST.name, tasks=1, n_train=1000 if setting.quick else 2000).train(0)
     return x.to(setting.device), y.to(setting.device)
 
 

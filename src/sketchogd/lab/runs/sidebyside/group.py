@@ -27,13 +27,14 @@ from sketchogd.lab.methods.baselines.examples import bytes_of_example
 from sketchogd.lab import models, records
 from sketchogd.lab.records import metrics
 from sketchogd.lab.runs import train
-from sketchogd.lab.runs.config import RunConfig, make_optimizer, model_for, stream_of
+from sketchogd.lab.runs.config import RunConfig, make_optimizer, stream_of
 from sketchogd.lab.runs.sidebyside.partition import BLOCK, projects
 from sketchogd.lab.runs.sidebyside.lane import Data, Lane
 from sketchogd.lab.methods import Setup, build
 from sketchogd.lab.runs.sidebyside.stored_examples import Recall, recalls
 from sketchogd.lab.runs.evaluate import count_right, use_head
 from sketchogd.lab.runs.sidebyside.stacked import Backward, gradients, stacked, stacked_optimizer, step_, written_out
+from sketchogd.lab.streams import record
 
 LONGEST = 200
 """The most steps of a block, and so of a CUDA graph."""
@@ -90,7 +91,8 @@ class Group:
         self.spent: dict[str, float] = {}
         self.last: dict[str, float] = {}
         # Streams that do not depend on the seed are one; models with frozen features need one data set a seed.
-        by_seed = first.benchmark in ("permuted-mnist", "split-cifar100")
+        self.known = record(first.benchmark)
+        by_seed = self.known.seeded or bool(self.training.frozen)
         keys = [c.seed if by_seed else 0 for c in configs]
         unique = list(dict.fromkeys(keys))
         streams = [stream_of(configs[keys.index(key)], data_folder) for key in unique]
@@ -102,7 +104,7 @@ class Group:
         T = len(self.stream)
         self.head = self.heads[0]
         self.lanes = []
-        nets = [model_for(self.stream, config.seed).to(device) for config in configs]
+        nets = [self.known.network(self.stream, config.seed).to(device) for config in configs]
         # Each run's own optimizer never steps; it freezes what is frozen and carries the hooks of the protection.
         self.idle = [make_optimizer(net, self.training) for net in nets]
         self.stack = stacked(nets)
@@ -128,7 +130,7 @@ class Group:
             use_head(model, self.head)
             return loss
 
-        protected = train.protected_of(model)
+        protected = self.known.protected
         size = bytes_of_example(*self.data.tests[data][0])
         return build(config.method, Setup(model, idle, loss_of_head, len(self.stream), size, protected, config.seed))
 
@@ -359,7 +361,7 @@ class Group:
                 entry["shape"] = [entry["shape"][0], *self.example.shape[1:]]
                 entry["nbytes"] = self.example.nbytes * entry["shape"][0]
         kept["nbytes"] = sum(entry["nbytes"] for entry in kept["entries"])
-        train.conclude(lane.place, lane.model, lane.learner, summary, kept, timings, self.steps)
+        train.conclude(lane.place, lane.model, self.known.protected, lane.learner, summary, kept, timings, self.steps)
         return summary
 
     @contextlib.contextmanager
