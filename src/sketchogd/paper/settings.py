@@ -155,7 +155,7 @@ def default_method(name: str, benchmark: str, **settings: Any) -> Method:
 
 def checked(benchmarks: Names, seeds: int) -> Sequence[str]:
     """The benchmarks that were asked for, all four by default; unknown ones, and fewer than one seed, are errors."""
-    chosen = benchmarks or BENCHMARKS
+    chosen = benchmarks or tuple(BENCHMARKS)
     for name in chosen:
         if name not in BENCHMARKS:
             raise ValueError(unknown("benchmark", name, BENCHMARKS))

@@ -1,12 +1,13 @@
 """Streams of tasks.
 
+* `benchmark`: the record of each of the lab's benchmarks
 * `tasks`: a task, and a sequence of tasks that are built when asked for
 * `transforms`: what happens to pixels on their way into a network
 * `streams`: rotated, permuted, split and drifting streams, and streams of one's own
 """
 
+from sketchogd.lab.streams.benchmark import BENCHMARKS, Benchmark, record
 from sketchogd.lab.streams.streams import (
-    BENCHMARKS,
     Stream,
     Task,
     benchmark,
@@ -21,6 +22,7 @@ from sketchogd.lab.streams.streams import (
 
 __all__ = [
     "BENCHMARKS",
+    "Benchmark",
     "Stream",
     "Task",
     "benchmark",
@@ -28,6 +30,7 @@ __all__ = [
     "from_datasets",
     "held_out",
     "permuted",
+    "record",
     "rotated",
     "split",
     "validation",
