@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sketchogd.storage import atomic
-from tools.results_tables import DASH, table, with_part
+from tools.markdown import DASH, table, with_part
 
 BEGIN, END = "<!-- speed: begin (python -m tools.results --write) -->", "<!-- speed: end -->"
 README, FILES = "README.md", ("benchmarks/results/speed-cpu.json", "benchmarks/results/speed-h200.json")

@@ -14,7 +14,8 @@ from sketchogd.lab import records
 from sketchogd.lab.records import bundles, config_digest
 from sketchogd.lab.runs import grid
 from sketchogd.paper import presets
-from tests.test_bundles import write_run
+from tests.lab.records.test_bundles import write_run
+from tools.pack import pack
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "reproduce_all.py"
 
@@ -130,7 +131,7 @@ def test_what_another_process_has_done_meanwhile_is_not_done_again(script, tmp_p
         if not other.done:  # while the first piece is being done, another process does the second
             pieces = [p for p in script.all_pieces(4, 2) if p.name == "table1/rotated-mnist/2"]
             other(pieces[0].runs, tmp_path / "elsewhere" / "table1", **options)
-            bundles.pack(tmp_path / "elsewhere", tmp_path / "results")
+            pack(tmp_path / "elsewhere", tmp_path / "results")
         return fake(runs, root, **options)
 
     monkeypatch.setattr(grid, "run_grid", both)
