@@ -40,7 +40,7 @@ def names(root: Path, found: Evidence) -> dict[str, list[str]]:
 
 
 def write(root: Path, found: Evidence, out: Path) -> list[Path]:
-    """Draw them all into the folder `out`; what is in it from before and no longer needed is removed."""
+    """Draw all figures into the folder `out`; other PNG files in it are removed."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name in (name for section in names(root, found).values() for name in section):
@@ -68,7 +68,7 @@ def draw(root: Path, found: Evidence, name: str) -> "Figure | None":
 
 
 def over_bytes(points: Sequence[Point], benchmark: str) -> "Figure":
-    """Accuracy over the bytes kept, a line a method; dotted to the right: the bytes of an offloaded sketch."""
+    """Accuracy over the bytes kept, one line per method; dotted to the right: the bytes of an offloaded sketch."""
     figure = drawing.figure(7.6, 4.6)
     axis = figure.subplots()
     axis.set_xscale("log")

@@ -1,7 +1,7 @@
 """docs/results.md and the README's short table, made from `results/`; `tools.results` writes and checks them.
 
-Remarks that a person wrote are in results/notes.md, a heading `## KEY` each, and are put where the page has that key:
-a section ("goals"), an ablation ("ablations/rank") or a cell ("table1/split-mnist/sgd").
+Remarks written by hand are in results/notes.md, each below a heading `## KEY`, and are inserted at the place of their
+key: a section ("goals"), an ablation ("ablations/rank") or a cell ("table1/split-mnist/sgd").
 """
 
 import re
@@ -23,7 +23,7 @@ SECTIONS = ("intro", "table1", "table2", "causes", "curves", "spectra", "goals",
 
 
 class Page:
-    """The page in the making: lines, with the notes that were used."""
+    """The page while it is made: its lines so far, and what they are made from."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -85,7 +85,7 @@ def known_keys() -> list[str]:
 
 
 def read_notes(path: Path) -> dict[str, str]:
-    """The remarks by key, one or several a heading; what stands before the first is for whoever edits the file."""
+    """The remarks by key, of which a heading may have several; text before the first heading is for editors."""
     if not path.exists():
         return {}
     parts = re.split(r"^## +(\S.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -147,7 +147,7 @@ def write(root: str | Path, repository: str | Path) -> list[Path]:
 
 
 def check(root: str | Path, repository: str | Path) -> list[str]:
-    """What does not agree with the results, nothing if all does. Figures must exist; what they show is not compared."""
+    """A line for each file that does not agree with the results. Figures must exist; their content is not compared."""
     home = Path(repository)
     wrong = []
     if not (home / PAGE).exists() or (home / PAGE).read_text(encoding="utf-8") != page(root):

@@ -1,6 +1,6 @@
-"""The tables of docs/results.md as lines of Markdown, each from the evidence and the experiment it belongs to.
+"""The tables of docs/results.md as lines of Markdown, each made from the evidence for one experiment.
 
-A cell without runs is a dash. Numbers of seeds are said where they are not five.
+A cell without runs is a dash. The number of seeds is given where it is not five.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def _chance(p: float) -> str:
 
 
 def causes_table(found: Evidence) -> list[str]:
-    """What was run closer to the published runs, beside the same seeds of the tables; nothing if nothing was."""
+    """Runs that are closer to the published ones, beside the same seeds of the tables; empty if there are none."""
     rows = []
     for benchmark in published.BENCHMARKS:
         for suspect in differences.suspects(benchmark):
@@ -226,7 +226,7 @@ def tuning_tables(found: Evidence) -> list[str]:
 def _held_out(
     found: Evidence, head: str, choices: Mapping[str, Mapping[str, Method]], used: Mapping[str, str]
 ) -> list[str]:
-    """The scores of what was to choose from, by benchmark and name, the best one bold; nothing if none was run."""
+    """The held-out score of every choice, by benchmark and name, the best one bold; empty if none was run."""
     rows = []
     for benchmark, methods in choices.items():
         asked = {name: tuning.held_out(benchmark, method) for name, method in methods.items()}
@@ -240,7 +240,7 @@ def _held_out(
 
 
 def _told(settings: Method) -> str:
-    """What a method was told of all that is tuned for it, as text."""
+    """The values of a method's tuned options, as text."""
     known = {"every": settings.every, **KINDS[settings.name].later, **settings.options}
     chosen = [known[name] for name in tuning.TUNED_OPTIONS[settings.name]]
     return " / ".join("usual" if value is None else f"{value:g}" for value in chosen)

@@ -40,9 +40,9 @@ def format_bytes(nbytes: float, digits: int = 3, *, decimals: int | None = None,
     """A number of bytes as text in decimal units, which `parse_bytes` reads.
 
     Args:
-        nbytes: The number.
-        digits: Significant digits below 100 of a unit; from there on the number is written without decimals.
-        decimals: A fixed number of decimals instead, so that the numbers of a column line up. Bytes never have any.
+        nbytes: the number.
+        digits: significant digits below 100 of a unit; from there on the number is written without decimals.
+        decimals: a fixed number of decimals instead, so that the numbers of a column line up. Bytes never have any.
         unit: "B", "kB", "MB" or "GB"; by default the largest one of which there is at least one.
 
     >>> format_bytes(545_328_000), format_bytes(1_601_312), format_bytes(0)

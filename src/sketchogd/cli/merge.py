@@ -45,7 +45,7 @@ def merged(named: Sequence[tuple[str, State]]) -> State:
     Anchors (the weights of each at its last refresh) are left out: the anchor will be the weights it is loaded on.
 
     Raises:
-        StorageError: Memories cannot be merged; it names the files and the reason.
+        StorageError: memories cannot be merged; it names the files and the reason.
     """
     (first, (meta, tensors)), *others = named
     sketches = sketches_of(meta, tensors)

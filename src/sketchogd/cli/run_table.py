@@ -18,9 +18,9 @@ def rows_of(configs: Sequence[RunConfig], root: Path, reference: Reference) -> l
     """A row per benchmark and method setting of which at least one run is finished.
 
     Args:
-        configs: The runs of the grid.
-        root: The folder that has theirs.
-        reference: What to compare with; runs that depart from its protocol are not compared.
+        configs: the runs of the grid.
+        root: the folder that has their run folders.
+        reference: what to compare with; runs that depart from its protocol are not compared.
     """
     groups: dict[tuple[str, str], list[RunConfig]] = {}
     for config in configs:

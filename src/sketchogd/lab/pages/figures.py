@@ -28,7 +28,7 @@ def save_all(runs_folder: str | Path, out_folder: str | Path, formats: Sequence[
     """Write every figure that the runs have data for, BENCHMARK-KIND.FORMAT, and return the paths.
 
     Raises:
-        RecordError: There are no run folders.
+        RecordError: there are no run folders.
         ValueError: matplotlib cannot write a format.
     """
     groups = collect(runs_folder)[0]
@@ -61,8 +61,8 @@ def curves(groups: Sequence[Group], tasks: Iterable[int] | None = None) -> "Figu
     The y axis starts at the lowest accuracy after a task was trained, so the first steps on a task are cut off.
 
     Args:
-        groups: The groups of one benchmark.
-        tasks: Which tasks, counted from 1; by default those of the benchmark's record (`Benchmark.curves`) or, without
+        groups: the groups of one benchmark.
+        tasks: which tasks, counted from 1; by default those of the benchmark's record (`Benchmark.curves`) or, without
             one, the first, the middle and the last.
     """
     scored = _scored(groups)

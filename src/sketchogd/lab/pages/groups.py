@@ -22,10 +22,10 @@ class Group:
     """The finished runs of one method with one setting on one benchmark, one per seed.
 
     Args:
-        benchmark: Its name.
-        method: The method's name.
-        variant: What distinguishes the setting from others of the same method on that benchmark; empty if it is alone.
-        runs: Sorted by seed.
+        benchmark: the benchmark's name.
+        method: the method's name.
+        variant: what distinguishes the setting from others of the same method on that benchmark; empty if it is alone.
+        runs: sorted by seed.
     """
 
     benchmark: str
@@ -59,7 +59,7 @@ def collect(runs_folder: str | Path) -> tuple[list[Group], list[dict[str, str]]]
     """All groups at or below a folder, in the order of the tables, and the runs left out with the reason.
 
     Raises:
-        RecordError: There are no run folders and no bundles.
+        RecordError: there are no run folders and no bundles.
     """
     root = Path(runs_folder)
     kept: dict[str, Run] = {}

@@ -13,12 +13,12 @@ class Comparison:
     """What a reference says about the mean accuracy of some runs; the last columns of a row of the report's table.
 
     Args:
-        published: The published mean accuracy, None if there is none.
-        published_std: Its standard deviation over seeds.
-        published_table: The name of the table that has it, a key of `Reference.tables`.
-        shortened: How the runs depart from the published protocol, in words; empty if they follow it.
-        difference: Ours minus published; None without a published value, or if the runs depart from the protocol.
-        outside: Whether the difference is larger than the deviations explain; None where `difference` is.
+        published: the published mean accuracy, None if there is none.
+        published_std: its standard deviation over seeds.
+        published_table: the name of the table that has it, a key of `Reference.tables`.
+        shortened: how the runs depart from the published protocol, in words; empty if they follow it.
+        difference: ours minus published; None without a published value, or if the runs depart from the protocol.
+        outside: whether the difference is larger than the deviations explain; None where `difference` is.
     """
 
     published: float | None = None
@@ -33,8 +33,8 @@ class Reference(ABC):
     """Published results to compare runs with.
 
     Attributes:
-        source: What runs are shown beside, in words: "the values published in …"; empty for nothing.
-        tables: The titles of its tables by name, the usual one first.
+        source: what runs are shown beside, in words: "the values published in …"; empty for nothing.
+        tables: the titles of its tables by name, the usual one first.
     """
 
     source: ClassVar[str]
@@ -47,11 +47,11 @@ class Reference(ABC):
         """Compare the runs of one config on one benchmark.
 
         Args:
-            benchmark: Its name.
-            method: The method's name.
-            config: The config of the runs, as run.json has it.
-            tasks: Number of tasks of the runs.
-            accuracy: Their average accuracy, over seeds.
+            benchmark: the benchmark's name.
+            method: the method's name.
+            config: the config of the runs, as run.json has it.
+            tasks: number of tasks of the runs.
+            accuracy: their average accuracy, over seeds.
         """
 
 

@@ -34,7 +34,7 @@ def summary_table(runs_folder: str | Path, reference: Reference = NO_REFERENCE) 
     of the reference's `Comparison`; without a reference they are None.
 
     Raises:
-        RecordError: There are no run folders.
+        RecordError: there are no run folders.
     """
     return [_row(group, reference) for group in collect(runs_folder)[0] if len(group.matrices)]
 
@@ -48,7 +48,7 @@ def write_html(
     """Write the page of all runs at or below `runs_folder` to the file `out`, and return its path.
 
     Raises:
-        RecordError: There are no run folders.
+        RecordError: there are no run folders.
     """
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def page_data(runs_folder: str | Path, reference: Reference = NO_REFERENCE) -> d
     """Everything the page shows, as a tree for JSON.
 
     Raises:
-        RecordError: There are no run folders.
+        RecordError: there are no run folders.
     """
     groups, left_out = collect(runs_folder)
     names = list(dict.fromkeys(group.benchmark for group in groups))

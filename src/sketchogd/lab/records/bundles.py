@@ -57,7 +57,7 @@ def read(path: str | Path) -> list[Run]:
     """The runs of a bundle.
 
     Raises:
-        RecordError: The file is damaged or of another format.
+        RecordError: the file is damaged or of another format.
     """
     return [_run(Path(path), entry) for entry in read_entries(Path(path))]
 
@@ -73,7 +73,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     """The runs of a bundle as its lines have them, plain values.
 
     Raises:
-        RecordError: The file is damaged or of another format.
+        RecordError: the file is damaged or of another format.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
