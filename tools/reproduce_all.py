@@ -30,6 +30,7 @@ from sketchogd.lab.runs import grid
 from sketchogd.lab.runs.config import RunConfig
 from sketchogd.paper import presets
 from sketchogd.paper.settings import PAPER
+from tools.pack import pack
 
 ORDER = ("table1", "spectra", "table2", "ridges", "goals", "equal-bytes", "ablations", "causes")
 """All experiments but `curves`, whose runs are the first seeds of table1. Bundles keep most of the first two."""
@@ -158,7 +159,7 @@ def _pack(runs: Sequence[RunConfig], options: argparse.Namespace) -> None:
                 time.sleep(0.5)
         for folder in {options.out / run.preset / run.benchmark for run in runs}:
             if folder.exists():
-                bundles.pack(folder, options.results)
+                pack(folder, options.results)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ from sketchogd.lab.runs import grid
 from sketchogd.paper import presets
 from tests.lab.records.test_bundles import write_run
 from tools import reproduce_all as script
+from tools.pack import pack
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,7 +80,7 @@ def test_a_run_of_another_experiment_with_the_same_config_counts(tmp_path: Path,
         RunFolder(tmp_path / "curves" / run.name).start(replace(run, preset="curves").record())
         RunFolder(tmp_path / "curves" / run.name).save_accuracy(np.eye(2))
         RunFolder(tmp_path / "curves" / run.name).finish()
-    bundles.pack(tmp_path / "curves", tmp_path / "results")
+    pack(tmp_path / "curves", tmp_path / "results")
     assert call(tmp_path) == 0
     assert len(fake.done) == 10
     assert not {run.name for run in piece.runs} & set(fake.done)
@@ -125,7 +126,7 @@ def test_what_another_process_has_done_meanwhile_is_not_done_again(tmp_path: Pat
         if not other.done:  # while the first piece is being done, another process does the second
             pieces = [p for p in script.all_pieces(4, 2) if p.name == "table1/rotated-mnist/2"]
             other(pieces[0].runs, tmp_path / "elsewhere" / "table1", **options)
-            bundles.pack(tmp_path / "elsewhere", tmp_path / "results")
+            pack(tmp_path / "elsewhere", tmp_path / "results")
         return fake(runs, root, **options)
 
     monkeypatch.setattr(grid, "run_grid", both)

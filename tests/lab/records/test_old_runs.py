@@ -14,10 +14,11 @@ import pytest
 
 from sketchogd.lab import records
 from sketchogd.lab.methods import method
-from sketchogd.lab.pages import report
+from sketchogd.lab.pages import groups, report
 from sketchogd.lab.records import RecordError, RunFolder, State, bundles, metrics
 from sketchogd.lab.runs import grid, train
 from sketchogd.lab.runs.config import RunConfig, Training
+from tools.pack import pack
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "runs"
 SMALL = {"tasks": 2, "n_train": 60, "n_test": 60}
@@ -88,7 +89,7 @@ def test_a_report_shows_them_and_says_what_is_not_finished(runs: Path) -> None:
         (config.benchmark, config.method.name): records.load(runs / name).record["results"]["average_accuracy"]
         for name, config in CONFIGS.items()
     }
-    _, left_out = report.collect(runs)
+    _, left_out = groups.collect(runs)
     assert left_out == [{"run": INTERRUPTED.name, "reason": "not finished"}]
 
 
@@ -101,13 +102,13 @@ def test_a_report_lists_a_run_once_for_each_preset(runs: Path, tmp_path: Path) -
         again.save_accuracy(old.accuracy)
         again.finish()
     shutil.copytree(runs / name, tmp_path / "again" / "old" / name)
-    groups, left_out = report.collect(tmp_path / "again")
-    assert sorted(group.variant for group in groups) == ["preset curves", "preset table1"]
+    found, left_out = groups.collect(tmp_path / "again")
+    assert sorted(group.variant for group in found) == ["preset curves", "preset table1"]
     assert [each["reason"] for each in left_out] == ["the same config as another run"]
-    written = bundles.pack(tmp_path / "again", tmp_path / "results")
+    written = pack(tmp_path / "again", tmp_path / "results")
     assert {path.parent.name: count for path, count in written.items()} == {"curves": (1, 1), "table1": (1, 1)}
     assert bundles.digests(tmp_path / "results") == {records.config_digest(config.record())}
-    assert bundles.pack(runs / name, tmp_path / "results") == {tmp_path / "results/table1/rotated-mnist.json": (1, 1)}
+    assert pack(runs / name, tmp_path / "results") == {tmp_path / "results/table1/rotated-mnist.json": (1, 1)}
 
 
 def test_an_interrupted_one_goes_on_to_the_numbers_it_would_have_had(runs: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import sketchogd as so
-from sketchogd.cli.commands import app
+from sketchogd.cli import app
 from sketchogd.lab import speed
 from sketchogd.lab.models import mlp
 from sketchogd.lab.speed import clock, literal, scale, training

@@ -145,7 +145,6 @@ def test_a_benchmark_is_an_entry_and_nothing_else(tmp_path: Path, monkeypatch: p
 NAMED_ELSEWHERE = {
     "paper/settings.py",  # the paper's settings on each
     "paper/published.py",  # the paper's numbers on each
-    "cli/commands.py",  # asks for CIFAR-100 by the benchmark's name
 }
 
 

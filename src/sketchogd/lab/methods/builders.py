@@ -86,12 +86,18 @@ def _require_fits(settings: Method, built: Baseline) -> Baseline:
     return built
 
 
-@register("sgd", "plain training, nothing kept", every=1)
+@register("sgd", "plain training, nothing kept", every=1, title="SGD", style=7)
 def _sgd(settings: Method, setup: Setup) -> Baseline:
     return Nothing()
 
 
-@register("ogd", "OGD: every remembered gradient is kept (480 a task, as in the paper's table 2)", examples=480)
+@register(
+    "ogd",
+    "OGD: every remembered gradient is kept (480 a task, as in the paper's table 2)",
+    examples=480,
+    title="OGD",
+    style=6,
+)
 def _ogd(settings: Method, setup: Setup) -> Baseline:
     if settings.budget is not None:
         raise ValueError(
@@ -100,7 +106,14 @@ def _ogd(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, so.AllRows())
 
 
-@register("random-ogd", "RandomOGD: equally many random gradients of each task", sizes=["capacity"], capacity=1200)
+@register(
+    "random-ogd",
+    "RandomOGD: equally many random gradients of each task",
+    sizes=["capacity"],
+    capacity=1200,
+    title="RandomOGD",
+    style=15,
+)
 def _random(settings: Method, setup: Setup) -> Baseline:
     sketch = _sketch(settings, setup, so.RandomRows, seed=_seed(settings, setup))
     assert isinstance(sketch, so.RandomRows)
@@ -114,6 +127,8 @@ def _random(settings: Method, setup: Setup) -> Baseline:
     sizes=["components"],
     samples=200,
     components=100,
+    title="PCA-OGD",
+    style=14,
 )
 def _pca(settings: Method, setup: Setup) -> Baseline:
     samples = settings.options["samples"]
@@ -127,19 +142,34 @@ def _pca(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, sketch, settings.examples or samples)
 
 
-@register("sketchogd-1", "SketchOGD-1 as published", sizes=["rank"], rank=1200)
+@register("sketchogd-1", "SketchOGD-1 as published", sizes=["rank"], rank=1200, title="SketchOGD-1", style=5)
 def _sketchogd_1(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _sketch(settings, setup, so.GradientSketch, seed=_seed(settings, setup)))
 
 
-@register("sketchogd-2", "SketchOGD-2 as published, its Gaussian test matrix stored", sizes=["rank"], rank=600)
+@register(
+    "sketchogd-2",
+    "SketchOGD-2 as published, its Gaussian test matrix stored",
+    sizes=["rank"],
+    rank=600,
+    title="SketchOGD-2",
+    style=2,
+)
 def _sketchogd_2(settings: Method, setup: Setup) -> Baseline:
     gaussian = so.Gaussian(stored=True)
     sketch = _sketch(settings, setup, so.ProductSketch, seed=_seed(settings, setup), test_matrix=gaussian)
     return protected(settings, setup, sketch)
 
 
-@register("sketchogd-3", "SketchOGD-3 as published, both stored", sizes=["rank", "corank"], rank=299, corank=301)
+@register(
+    "sketchogd-3",
+    "SketchOGD-3 as published, both stored",
+    sizes=["rank", "corank"],
+    rank=299,
+    corank=301,
+    title="SketchOGD-3",
+    style=4,
+)
 def _sketchogd_3(settings: Method, setup: Setup) -> Baseline:
     gaussian = so.Gaussian(stored=True)
     sketch = _sketch(settings, setup, so.SymmetricSketch, seed=_seed(settings, setup), test_matrix=gaussian)
@@ -156,6 +186,8 @@ def _sketchogd_3(settings: Method, setup: Setup) -> Baseline:
     basis_dtype=None,
     offload=None,
     later={"power": 0.0, "output": None},
+    title="SketchOGD",
+    style=1,
 )
 def _sketchogd(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _gradient_memory(settings, setup), remembered=_remembered(settings))
@@ -170,6 +202,8 @@ _BLOCKS |= {"blocks": 16}
     "the same for each block of the parameters: more directions protected in the same bytes",
     sizes=["rank"],
     **_BLOCKS,
+    title="SketchOGD in blocks",
+    style=16,
 )
 def _sketchogd_blocks(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _gradient_memory(settings, setup))
@@ -181,6 +215,8 @@ def _sketchogd_blocks(settings: Method, setup: Setup) -> Baseline:
     sizes=["rank"],
     **_BLOCKS,
     strength=8.0,
+    title="SketchOGD in blocks, pulled",
+    style=17,
 )
 def _sketchogd_pull(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _gradient_memory(settings, setup))
@@ -194,6 +230,7 @@ def _sketchogd_pull(settings: Method, setup: Setup) -> Baseline:
     rank=1200,
     memory="sketchogd",
     ridge=0.05,
+    title="Gradients projected",
 )
 def _gradient_ogd(settings: Method, setup: Setup) -> Baseline:
     """See `GradientProjected`; the option `memory` says whose memory it is, sketchogd's or layer-sketch's."""
@@ -240,12 +277,16 @@ def _gradient_memory(settings: Method, setup: Setup) -> so.GradientMemory:
     return memory(rank)
 
 
-@register("fd-ogd", "OGD on frequent directions", sizes=["rank", "buffer"], rank=960, buffer=240)
+@register(
+    "fd-ogd", "OGD on frequent directions", sizes=["rank", "buffer"], rank=960, buffer=240, title="FD-OGD", style=9
+)
 def _fd(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _sketch(settings, setup, so.FrequentDirections))
 
 
-@register("ipca-ogd", "OGD on incremental PCA", sizes=["rank", "buffer"], rank=960, buffer=240)
+@register(
+    "ipca-ogd", "OGD on incremental PCA", sizes=["rank", "buffer"], rank=960, buffer=240, title="IPCA-OGD", style=10
+)
 def _ipca(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _sketch(settings, setup, so.IncrementalPCA))
 
@@ -261,12 +302,22 @@ def _ipca(settings: Method, setup: Setup) -> Baseline:
     outputs=True,
     energy=1.0,
     later={"output": None, "anchor_dtype": None},
+    title="LayerSketch",
+    style=0,
 )
 def _layers(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _layer_memory(settings, setup), remembered=_remembered(settings))
 
 
-@register("gpm", "GPM, streaming: inputs of each layer only, hard", sizes=["rank"], rank=512, energy=0.95)
+@register(
+    "gpm",
+    "GPM, streaming: inputs of each layer only, hard",
+    sizes=["rank"],
+    rank=512,
+    energy=0.95,
+    title="GPM",
+    style=8,
+)
 def _gpm(settings: Method, setup: Setup) -> Baseline:
     return protected(settings, setup, _layer_memory(settings, setup, outputs=False, ridge=0.0))
 
@@ -307,7 +358,15 @@ def _both(settings: Method, setup: Setup) -> Baseline:
 
 
 @register(
-    "a-gem", "A-GEM: raw examples, gradients on their half-space", every=1, sizes=["per_task"], per_task=120, batch=120
+    "a-gem",
+    "A-GEM: raw examples, gradients on their half-space",
+    every=1,
+    sizes=["per_task"],
+    per_task=120,
+    batch=120,
+    title="A-GEM",
+    style=3,
+    keeps_examples=True,
 )
 def _agem(settings: Method, setup: Setup) -> Baseline:
     return AGEM(setup.model, setup.loss, **_agem_options(settings, setup), seed=_seed(settings, setup))
@@ -328,25 +387,34 @@ def _agem_options(settings: Method, setup: Setup) -> dict[str, Any]:
     sizes=["per_task"],
     per_task=60,
     batch=1200,
+    keeps_examples=True,
 )
 def _published_agem(settings: Method, setup: Setup) -> Baseline:
     options = {**_agem_options(settings, setup), "protected": setup.protected}
     return PublishedAGEM(setup.model, setup.loss, **options, seed=_seed(settings, setup))
 
 
-@register("ewc", "elastic weight consolidation", every=1, strength=10.0, samples=200)
+@register("ewc", "elastic weight consolidation", every=1, strength=10.0, samples=200, title="EWC", style=13)
 def _ewc(settings: Method, setup: Setup) -> Baseline:
     built = EWC(setup.model, **settings.options, parameters=setup.protected, seed=_seed(settings, setup))
     return _require_fits(settings, built)
 
 
-@register("si", "synaptic intelligence", every=1, strength=1.0, damping=0.1)
+@register("si", "synaptic intelligence", every=1, strength=1.0, damping=0.1, title="SI", style=12)
 def _si(settings: Method, setup: Setup) -> Baseline:
     return _require_fits(settings, SI(setup.model, **settings.options, parameters=setup.protected))
 
 
 @register(
-    "replay", "experience replay from a reservoir of raw examples", every=1, sizes=["capacity"], capacity=1200, batch=10
+    "replay",
+    "experience replay from a reservoir of raw examples",
+    every=1,
+    sizes=["capacity"],
+    capacity=1200,
+    batch=10,
+    title="Replay",
+    style=11,
+    keeps_examples=True,
 )
 def _replay(settings: Method, setup: Setup) -> Baseline:
     options = dict(settings.options)

@@ -86,6 +86,9 @@ class Kind:
     options: Mapping[str, Any]
     sizes: tuple[str, ...]
     later: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
+    style: int | None = None
+    keeps_examples: bool = False
 
 
 KINDS: dict[str, Kind] = {}
@@ -100,6 +103,9 @@ def register(
     examples: int | None = None,
     sizes: Iterable[str] = (),
     later: Mapping[str, Any] | None = None,
+    title: str = "",
+    style: int | None = None,
+    keeps_examples: bool = False,
     **options: Any,
 ) -> Callable[[Builder], Builder]:
     """Enter a builder under a name. `sizes` are the options that a budget determines instead.
@@ -109,10 +115,38 @@ def register(
     """
 
     def enter(builder: Builder) -> Builder:
-        KINDS[name] = Kind(summary, builder, every, examples, options, tuple(sizes), later or {})
+        chosen = (every, examples, options, tuple(sizes), later or {})
+        KINDS[name] = Kind(summary, builder, *chosen, title, style, keeps_examples)
         return builder
 
     return enter
+
+
+LISTED = (
+    *("sgd", "ogd", "random-ogd", "pca-ogd", "sketchogd-1", "sketchogd-2", "sketchogd-3", "sketchogd"),
+    *("sketchogd-blocks", "sketchogd-pull", "gradient-ogd", "layer-sketch", "gpm", "fd-ogd", "ipca-ogd"),
+    *("ewc", "si", "a-gem", "replay"),
+)
+
+
+def title(name: str) -> str:
+    """The title of a method in tables and figures; the name itself for an unknown method."""
+    return (KINDS[name].title if name in KINDS else "") or name
+
+
+def style(name: str) -> int | None:
+    """The number of the method's colour, dash and marker in figures; None where it has none of its own."""
+    return KINDS[name].style if name in KINDS else None
+
+
+def keeps_examples(name: str) -> bool:
+    """Whether a method keeps training examples of earlier tasks."""
+    return name in KINDS and KINDS[name].keeps_examples
+
+
+def listed() -> list[str]:
+    """The names of all methods in the order in which tables list them; those without a place come last, by name."""
+    return [*(name for name in LISTED if name in KINDS), *sorted(KINDS.keys() - set(LISTED))]
 
 
 def method(

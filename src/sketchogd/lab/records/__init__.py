@@ -2,6 +2,7 @@
 
 * `metrics`: what an accuracy matrix says
 * `spectra`: singular values of remembered gradients
+* `sketch_errors`: what sketches of rising rank leave out of them
 * `checkpoint`: the state of an interrupted run
 * `digests`: which config a run is of
 * `lock`: which process works on a run
