@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import sketchogd as so
-from sketchogd.lab import models, records, streams
+from sketchogd.lab import models, records
 from sketchogd.lab.data import datasets
 from sketchogd.lab.methods import method
 from sketchogd.lab.methods.baselines import AGEM
@@ -112,7 +112,7 @@ def test_frozen_convolutions_become_features(tmp_path, monkeypatch, chosen):
         (torch.randint(0, 256, (n, 3, 32, 32), generator=generator).byte(), torch.arange(n) % 10) for n in (80, 80)
     ]
     images = datasets.LabelledImages(*halves[0], *halves[1], name="cifar100", classes=10)
-    monkeypatch.setattr(streams.datasets, "load", lambda name, folder=None: images)
+    monkeypatch.setattr(datasets, "load", lambda name, folder=None: images)
     training = replace(training_for("split-cifar100"), epochs=1, lr=0.02)
     configs = [RunConfig("split-cifar100", m, training, seed) for seed in (0, 1) for m in chosen]
     for together, single in both(tmp_path, configs):
@@ -469,7 +469,7 @@ def test_runs_that_do_not_fit_together_begin_again_in_halves(tmp_path, monkeypat
             raise torch.OutOfMemoryError("too much")
         return run(configs, folders, **options)
 
-    monkeypatch.setattr(grid.sidebyside, "run", limited)
+    monkeypatch.setattr(group, "run", limited)
     configs = [RunConfig("rotated-mnist", method("sgd"), Training(epochs=1), seed, **SMALL) for seed in range(5)]
     outcomes = grid.run_grid(configs, tmp_path, together=8)
     assert [(o.run, o.status) for o in outcomes] == [(c.name, "finished") for c in configs]

@@ -257,8 +257,8 @@ def test_a_killed_process_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, torch\n"
-        "from sketchogd.lab import train\n"
-        "from sketchogd.lab.configs import RunConfig, Training\n"
+        "from sketchogd.lab.runs import train\n"
+        "from sketchogd.lab.runs.config import RunConfig, Training\n"
         "from sketchogd.lab.methods import method\n"
         "torch.set_num_threads(1)\n"
         "training = Training(epochs=4, lr=0.01)\n"
@@ -299,7 +299,7 @@ def test_the_loop_needs_no_command_line_packages() -> None:
     code = (
         "import sys\n"
         "for name in ('typer', 'rich', 'matplotlib', 'torchvision'): sys.modules[name] = None\n"
-        "import sketchogd.lab.train, sketchogd.lab.presets, sketchogd.lab.grid\n"
+        "import sketchogd.lab.runs.train, sketchogd.paper.presets, sketchogd.lab.runs.grid\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

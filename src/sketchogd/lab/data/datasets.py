@@ -30,7 +30,7 @@ from sketchogd.lab.data.fileformats import (
 )
 from sketchogd.storage import atomic
 
-EMBEDDED = Path(__file__).parent / "data" / "mnist_subset.npz"
+EMBEDDED = Path(__file__).parent / "mnist_subset.npz"
 EMBEDDED_SHA256 = "4722ca309b1105811671be7d0bf052201310e5f984a67754366cad1aac284423"
 NAMES = ("mnist-subset", "mnist", "fashion-mnist", "cifar100")
 ENVIRONMENT = "SKETCHOGD_DATA"
