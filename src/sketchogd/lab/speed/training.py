@@ -55,8 +55,8 @@ def step(device: str, n: int, chosen: Method, tasks: int) -> float:
         for t in range(tasks):
             group.train_task(t)
             if t + 1 < tasks:
-                group.remember_task()
-    return group.last["train"] / (n // training.batch)
+                group.remember_task(t)
+    return group.clock.last("train") / (n // training.batch)
 
 
 def single_step(device: str, n: int) -> float:

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from sketchogd.lab import records
-from sketchogd.lab.runs.config import RunConfig
 from sketchogd.lab.methods import KINDS, method
+from sketchogd.lab.runs.config import RunConfig
 
 BLOCK = 50
 """Steps that are taken at once where no run projects more often."""

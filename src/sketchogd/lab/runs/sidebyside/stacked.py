@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sketchogd.lab.runs.config import OPTIMIZERS, RunConfig
 from sketchogd.lab.models import LeNet
+from sketchogd.lab.runs.config import OPTIMIZERS, RunConfig
 
 ALL = slice(None)
 
