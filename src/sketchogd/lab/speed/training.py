@@ -1,4 +1,4 @@
-"""What side-by-side training gains: a step of several runs at once against the plain loop's, and how long it takes."""
+"""What training side by side gains: a step of several runs at once against one of the plain loop."""
 
 import tempfile
 from pathlib import Path
