@@ -197,13 +197,15 @@ def _import(plugins: Sequence[str]) -> None:
         importlib.import_module(name)
 
 
-def _in_process(work: Work, plugins: Sequence[str], news: Any) -> None:
+def _in_process(work: Work, names: Sequence[str], plugins: Sequence[str], news: Any) -> None:
     torch.set_num_threads(1)
-    _import(plugins)
     try:
+        _import(plugins)
         outcomes = _do(work, news.put)
     except KeyboardInterrupt:
-        outcomes = [Outcome(config.name, "failed", "interrupted") for config in work.configs]
+        outcomes = [Outcome(name, "failed", "interrupted") for name in names]
+    except Exception as error:  # such as a method that is registered only in the process that started this one
+        outcomes = [Outcome(name, "failed", f"{type(error).__name__}: {error}") for name in names]
     for outcome in outcomes:
         news.put(outcome)
 
@@ -218,9 +220,10 @@ def _in_processes(work: Sequence[Work], jobs: int, plugins: Sequence[str], tell:
         while waiting or running:
             while waiting and len(running) < jobs:
                 each = waiting.pop(0)
-                process = context.Process(target=_in_process, args=(each, plugins, news), daemon=True)
+                names = [config.name for config in each.configs]
+                process = context.Process(target=_in_process, args=(each, names, plugins, news), daemon=True)
                 process.start()
-                running[each.configs[0].name] = (process, each)
+                running[names[0]] = (process, each)
             wait([process.sentinel for process, _ in running.values()], timeout=SECONDS_BETWEEN_LOOKS)
             ended = [name for name, (process, _) in running.items() if not process.is_alive()]
             _read(news, tell, outcomes, patient=bool(ended))
