@@ -5,17 +5,25 @@ import pytest
 import torch
 from torch import nn
 
-from sketchogd.lab.methods import Setup, build, method
+import sketchogd as so
+from sketchogd.lab.methods import Setup, build, method, protected
 from sketchogd.lab.runs import measure
 from sketchogd.paper import rank_errors
 from sketchogd.paper.measurements import errors_of_kept_rows
 
 
-def learner(name, **settings):
+def setup():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    made = build(method(name, **settings), Setup(model, optimizer, lambda x, y, group: model(x).sum(), 1, 64))
+    return Setup(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda x, y, group: model(x).sum(), 1, 64)
+
+
+def learner(name, **settings):
+    return shown(build(method(name, **settings), setup()))
+
+
+def shown(made):
+    """The learner after a task of 80 examples."""
     g = torch.Generator().manual_seed(1)
     made.end_task(torch.randn(80, 12, generator=g), torch.randint(0, 8, (80,), generator=g))
     return made
@@ -50,6 +58,11 @@ def test_the_paper_measures_errors_where_all_rows_are_kept():
     for key, array in expected.items():
         np.testing.assert_array_equal(found[key], array)
     assert list(measure.measured(learner("sketchogd", rank=60))) == ["singular_values", "stable_rank"]
+
+
+def test_rows_of_blocks_have_no_common_spectrum():
+    memory = so.GradientMemory(so.AllRows(), blocks=2)
+    assert measure.measured(shown(protected(method("ogd"), setup(), memory))) == {}
 
 
 def test_a_registered_measurement_is_made_after_the_learner_s_own(monkeypatch):
