@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import sketchogd.paper  # noqa: F401 - its methods keep examples as well
 from sketchogd.lab import records
 from sketchogd.lab.records import Run, bundles, sketch_errors, spectra
 from sketchogd.lab.streams import BENCHMARKS

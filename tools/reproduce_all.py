@@ -121,6 +121,7 @@ def work(options: argparse.Namespace) -> int:
                     devices=options.device.split(","),
                     data_folder=options.data,
                     listener=watch,
+                    plugins=("sketchogd.paper",),
                 )
             except TimeUp:
                 _pack(runs, options)

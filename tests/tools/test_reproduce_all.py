@@ -40,7 +40,7 @@ class Grid:
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds, self.now, self.done = seconds, 0.0, []
 
-    def __call__(self, runs, root, *, jobs, devices, data_folder, listener):
+    def __call__(self, runs, root, *, jobs, devices, data_folder, listener, plugins):
         outcomes = []
         for run in runs:
             self.now += self.seconds

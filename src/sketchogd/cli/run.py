@@ -153,6 +153,7 @@ def _carry_out(
     else:
         with show.grid_bar(runs, quiet=as_json) as listener:
             shared: dict[str, Any] = {"jobs": jobs, "together": side_by_side, "devices": device.split(",")}
+            shared["plugins"] = ("sketchogd.paper",)
             outcomes = grid.run_grid(runs, out, **shared, data_folder=data, listener=listener)
     rows = rows_of(runs, out, PAPER)
     if as_json:

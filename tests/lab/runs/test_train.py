@@ -252,6 +252,45 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_numbers(name, settings, tmp_
     assert records.RunFolder(tmp_path / "cut").events() == records.RunFolder(tmp_path / "whole").events()
 
 
+@pytest.mark.parametrize("stop", [2, 3, 5, 6])
+def test_fit_gives_the_same_with_a_folder_without_one_and_resumed(stop: int, tmp_path: Path, monkeypatch) -> None:
+    """Reports come at the start of each of the 2 × 2 epochs and after them: 3 and 6 are of tasks that end."""
+    monkeypatch.setattr(train, "CHECKPOINT_SHARE", 1e9)
+    stream = from_datasets([points(t, head=t) for t in range(2)], own_heads=True)
+
+    class Stop(BaseException):
+        pass
+
+    def fitted(folder: str | None, last: int = 10**9) -> train.Result:
+        place = None if folder is None else records.RunFolder(tmp_path / folder)
+        if place is not None and not (place.path / "run.json").exists():
+            place.start({})
+        reports = 0
+
+        def progress(*_: object) -> None:
+            nonlocal reports
+            reports += 1
+            if reports == last:
+                raise Stop
+
+        training = Training(epochs=2, batch=7, lr=0.05, optimizer="momentum", eval_after_first_step=True)
+        return train.fit(stream, Noted(), method("si"), training, seed=3, folder=place, progress=progress)
+
+    alone, whole = fitted(None), fitted("whole")
+    with pytest.raises(Stop):
+        fitted("cut", last=stop)
+    resumed = fitted("cut")
+    for result in (whole, resumed):
+        assert torch.equal(flat(result.model), flat(alone.model))
+        np.testing.assert_array_equal(result.accuracy, alone.accuracy)
+        np.testing.assert_array_equal(result.initial, alone.initial)
+        assert (result.steps, result.summary, result.ledger) == (2 * 2 * 5, alone.summary, alone.ledger)
+    assert records.RunFolder(tmp_path / "cut").events() == records.RunFolder(tmp_path / "whole").events()
+    state = records.checkpoint.load(tmp_path / "whole" / "checkpoint.safetensors")["state"]
+    assert list(state) == ["model", "optimizer", "learner", "task", "epoch", "steps", "matrix", "initial", "spent"]
+    assert (state["task"], state["epoch"], state["steps"]) == (1, 1, 15)
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 def test_a_killed_process_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -1,4 +1,4 @@
-"""What side-by-side training gains: a step of several runs at once against the plain loop's, and how long it takes."""
+"""What training side by side gains: a step of several runs at once against one of the plain loop."""
 
 import tempfile
 from pathlib import Path
@@ -57,8 +57,8 @@ def step(device: str, n: int, chosen: Method, tasks: int) -> float:
         for t in range(tasks):
             group.train_task(t)
             if t + 1 < tasks:
-                group.remember_task()
-    return group.last["train"] / (n // training.batch)
+                group.remember_task(t)
+    return group.clock.last("train") / (n // training.batch)
 
 
 def single_step(device: str, n: int) -> float:

@@ -1,7 +1,7 @@
 """Stacked weights: each parameter of S equal models as one tensor (S, …), and the passes through all models at once.
 
-The heads of a LeNet are concatenated into two tensors, "heads.weight" and "heads.bias", so that a batch with examples of
-many heads needs no more kernel launches than one of a single head.
+The heads of a LeNet are concatenated into two tensors, "heads.weight" and "heads.bias", so that a batch with examples
+of many heads needs no more kernel launches than one of a single head.
 
 Letters: S models, b examples in a batch, C logits of a head, H heads.
 """
@@ -172,7 +172,12 @@ def _losses_and_delta(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(eq=False)
 class Stack:
-    """Every parameter and buffer of S models as one tensor (S, …) in `weights`; `trained` are leaves of autograd on the same memory."""
+    """Every parameter and buffer of S models as one tensor (S, …).
+
+    Args:
+        trained: the trained parameters as leaves of autograd, on the same memory as in `weights`.
+        weights: all of them, by name.
+    """
 
     trained: dict[str, Tensor]
     weights: dict[str, Tensor]

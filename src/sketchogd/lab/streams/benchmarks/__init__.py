@@ -1,4 +1,10 @@
-"""The benchmarks, one file each, collected by name: adding one is a file here and an entry in `BENCHMARKS`."""
+"""The benchmarks, one file each, collected by name: adding one is a file here and an entry in `BENCHMARKS`.
+
+* `rotated_mnist`: the same images, turned further in each task
+* `permuted_mnist`: the same images, with the pixels in another order in each task
+* `split_mnist`: two digits per task
+* `split_cifar100`: five classes per task, with a head per task
+"""
 
 from pathlib import Path
 from typing import Any
