@@ -8,7 +8,7 @@ import typer
 from sketchogd.cli import show
 from sketchogd.cli.options import Json, friendly
 from sketchogd.lab.data import datasets
-from sketchogd.lab.methods import unknown
+from sketchogd.lab.names import unknown
 
 
 @friendly

@@ -19,7 +19,8 @@ from sketchogd.cli.options import FAILED, Data, Device, Epochs, Every, Jobs, Jso
 from sketchogd.cli.report import write_page
 from sketchogd.cli.run_table import columns, rows_of
 from sketchogd.lab.data import datasets
-from sketchogd.lab.methods import KINDS, unknown
+from sketchogd.lab.methods import KINDS
+from sketchogd.lab.names import unknown
 from sketchogd.lab.runs import config, grid, torchrun, train
 from sketchogd.lab.runs.config import RunConfig, Training, default_method
 from sketchogd.lab.runs.grid import Outcome, Update
@@ -54,7 +55,7 @@ def run(
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="A method's option: rank=600.")] = None,
     epochs: Epochs = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Examples a step.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Examples per step.")] = None,
     optimizer: Annotated[str | None, typer.Option(help=", ".join(config.OPTIMIZERS))] = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
     n_train: Annotated[int | None, typer.Option(min=1, help="Training examples of one task.")] = None,

@@ -38,12 +38,7 @@ def _row(
     benchmark: str, label: str, config: RunConfig, runs: Sequence[records.Run], reference: Reference
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"benchmark": benchmark, "method": label, "seeds": len(runs)}
-    scores: dict[str, Callable[[Any], float]] = {
-        "accuracy": metrics.average_accuracy,
-        "forgetting": metrics.forgetting,
-        "learning": metrics.learning_accuracy,
-    }
-    spreads = {name: metrics.spread([score(run.accuracy) for run in runs]) for name, score in scores.items()}
+    spreads = metrics.spreads(run.accuracy for run in runs if run.accuracy is not None)
     for name, spread in spreads.items():
         row |= {name: spread.mean, f"{name}_std": spread.std}
     row["bytes"] = max(run.record["ledger"]["nbytes"] for run in runs)

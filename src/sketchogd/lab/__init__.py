@@ -12,6 +12,8 @@
 * `records`: what is kept of a run
 * `pages`: reports and figures
 * `speed`: how fast the library is
+
+`names` has the message about an unknown name.
 """
 
 from sketchogd.lab.methods import Learner, build, method, register

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sketchogd.budget import ANCHORS
-from sketchogd.lab.methods import KINDS, Method, unknown
+from sketchogd.lab.methods import KINDS, Method
+from sketchogd.lab.names import unknown
 from sketchogd.lab.runs.config import RunConfig, Training
 from sketchogd.paper.settings import PAPER, Names, Preset, checked, default_method, distinct, training_for
 
@@ -72,7 +73,7 @@ def _remembered(benchmark: str) -> list[Variant]:
     found = []
     for name in ("sketchogd", "layer-sketch"):
         for count in counts:
-            words = f"{_title(name)}, {'all' if count is None else count} a task"
+            words = f"{_title(name)}, {'all examples' if count is None else f'{count} per task'}"
             found.append(_variant(words, default_method(name, benchmark, examples=count), benchmark))
     return found
 
@@ -159,7 +160,7 @@ def _both(benchmark: str) -> list[Variant]:
 
 
 def _anchors(benchmark: str) -> list[Variant]:
-    words = ("anchor in full", "one byte a weight", "no anchor, inputs projected hard")
+    words = ("anchor in full", "one byte per weight", "no anchor, inputs projected hard")
     found = []
     for budget, kinds in ((250_000, (1, 2)), (500_000, (1, 2)), (2_000_000, (0, 1))):
         for kind in kinds:

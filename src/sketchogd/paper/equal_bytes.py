@@ -3,7 +3,8 @@
 from typing import Any
 
 from sketchogd.budget import parse_bytes
-from sketchogd.lab.methods import KINDS, Method, method, unknown
+from sketchogd.lab.methods import KINDS, Method, method
+from sketchogd.lab.names import unknown
 from sketchogd.lab.runs.config import RunConfig
 from sketchogd.lab.streams import record
 from sketchogd.paper.settings import (

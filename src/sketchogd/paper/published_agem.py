@@ -15,7 +15,7 @@ from sketchogd.lab.methods import Learner, Method, Setup, register
 from sketchogd.lab.methods.baselines import AGEM, Loss
 from sketchogd.lab.methods.baselines.agem import project_on_half_space_
 from sketchogd.lab.methods.baselines.builders import agem_options
-from sketchogd.lab.runs.sidebyside.stored_examples import Rule, project_on_half_spaces_, register_rule
+from sketchogd.lab.runs.sidebyside.stored_examples import GradientChange, project_on_half_spaces_, register_change
 from sketchogd.model.parameters import ProtectedParameters, Selection
 
 
@@ -65,4 +65,4 @@ def _published_agem(settings: Method, setup: Setup) -> Learner:
     return PublishedAGEM(setup.model, setup.loss, **options, seed=setup.seed_of(settings.name))
 
 
-register_rule(PublishedAGEM, Rule(project_on_half_spaces_, body=lambda learner: learner.body.names))
+register_change(PublishedAGEM, GradientChange(project_on_half_spaces_, body=lambda learner: learner.body.names))

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sketchogd.lab.methods import Method, method, unknown
+from sketchogd.lab.methods import Method, method
+from sketchogd.lab.names import unknown
 from sketchogd.lab.runs.config import RunConfig, Training, default_method
 from sketchogd.lab.streams import record
 
@@ -104,16 +105,19 @@ class PaperBenchmark:
     slowness: int = 1
 
 
-_MLP_BUDGETS = (MB // 4, MB // 2, MB, 2 * MB, 5 * MB, 20 * MB, 80 * MB)
+_MLP: dict[str, Any] = {
+    "budgets": (MB // 4, MB // 2, MB, 2 * MB, 5 * MB, 20 * MB, 80 * MB),
+    "small_bytes": 2 * MB,
+    "agem_bytes": 5 * MB,
+    "layer_full_bytes": 5 * MB,
+    "pull_bytes": 80 * MB,
+}
+"""What the benchmarks with the MLP share."""
 
 PAPER = {
     "rotated-mnist": PaperBenchmark(
         sizes=Sizes(pca=(200, 100), agem=(120, 120), compressed=480, kept=120),
-        budgets=_MLP_BUDGETS,
-        small_bytes=2 * MB,
-        agem_bytes=5 * MB,
-        layer_full_bytes=5 * MB,
-        pull_bytes=80 * MB,
+        **_MLP,
         pull_strengths=(1.0, 512.0),
         tuned_sketch={"every": 2000, "power": 1.0},
         counted=0.890,
@@ -123,11 +127,7 @@ PAPER = {
     ),
     "permuted-mnist": PaperBenchmark(
         sizes=Sizes(pca=(200, 100), agem=(120, 120), compressed=480, kept=120),
-        budgets=_MLP_BUDGETS,
-        small_bytes=2 * MB,
-        agem_bytes=5 * MB,
-        layer_full_bytes=5 * MB,
-        pull_bytes=80 * MB,
+        **_MLP,
         pull_strengths=(1.0, 512.0),
         tuned_sketch={"every": 50, "power": 0.0},
         counted=0.830,
@@ -138,11 +138,7 @@ PAPER = {
     ),
     "split-mnist": PaperBenchmark(
         sizes=Sizes(pca=(300, 180), agem=(240, 240), compressed=960, kept=240),
-        budgets=_MLP_BUDGETS,
-        small_bytes=2 * MB,
-        agem_bytes=5 * MB,
-        layer_full_bytes=5 * MB,
-        pull_bytes=80 * MB,
+        **_MLP,
         pull_strengths=(4.0, 2048.0),
         tuned_sketch={"every": 500, "power": 0.0},
         counted=0.690,

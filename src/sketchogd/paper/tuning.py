@@ -6,7 +6,8 @@ from itertools import product
 from typing import Any
 
 from sketchogd.budget import ANCHORS
-from sketchogd.lab.methods import KINDS, Method, method, unknown
+from sketchogd.lab.methods import KINDS, Method, method
+from sketchogd.lab.names import unknown
 from sketchogd.lab.runs.config import RunConfig
 from sketchogd.paper.equal_bytes import BLOCKED, SMALL_BLOCKS, SMALL_BUDGET, block_options
 from sketchogd.paper.settings import (
@@ -88,4 +89,4 @@ def anchored(benchmark: str) -> dict[str, Method]:
     budget = PAPER[benchmark].small_bytes // 4
     in_full, rounded, none = (method("layer-sketch", budget=budget, **options) for options in ANCHORS)
     found = {"in full": in_full} if 4 * PARAMETERS[benchmark] < budget else {}
-    return found | {"one byte a weight": rounded, "none (inputs projected hard)": replace(none, every=1)}
+    return found | {"one byte per weight": rounded, "none (inputs projected hard)": replace(none, every=1)}

@@ -27,8 +27,8 @@ from sketchogd.lab.methods.registry import (
     register,
     style,
     title,
-    unknown,
 )
+from sketchogd.lab.names import unknown
 
 # isort: split
 from sketchogd.lab.methods.baselines import builders as _baselines  # noqa: F401 - registers after the others, like runs

@@ -9,7 +9,8 @@ from sketchogd.lab.methods.learner import Learner
 from sketchogd.lab.methods.memories import gradient_memory, layer_memory, room, sketch
 from sketchogd.lab.methods.outputs import AS_USUAL, Remembered
 from sketchogd.lab.methods.protected import Nothing, Protected
-from sketchogd.lab.methods.registry import KINDS, Method, Setup, build, method, register, unknown
+from sketchogd.lab.methods.registry import KINDS, Method, Setup, build, method, register
+from sketchogd.lab.names import unknown
 
 
 def protected(

@@ -6,7 +6,8 @@ Letters: p protected parameters, k rank.
 from typing import Any
 
 import sketchogd as so
-from sketchogd.lab.methods.registry import Method, Setup, unknown
+from sketchogd.lab.methods.registry import Method, Setup
+from sketchogd.lab.names import unknown
 from sketchogd.optimizer.reference import FULL, copies_nbytes
 from sketchogd.projector import Anchor
 from sketchogd.sketch.base import largest_rank

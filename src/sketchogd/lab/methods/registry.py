@@ -5,7 +5,6 @@
 your own. Letters: p protected parameters, T tasks.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 
 import sketchogd as so
 from sketchogd.lab.methods.learner import Learner, Loss
+from sketchogd.lab.names import unknown
 from sketchogd.model.parameters import Selection
 from sketchogd.seeds import derive_seed
 
@@ -220,15 +220,3 @@ def method(
 def build(settings: Method, setup: Setup) -> Learner:
     """The learner of a method: the object whose hooks the training loop calls."""
     return KINDS[settings.name].build(settings, setup)
-
-
-def unknown(what: str, word: str, known: Iterable[str]) -> str:
-    """The message of an error about an unknown name: the closest known ones, and all of them.
-
-    >>> unknown("method", "sketchodg", ["sgd", "sketchogd"])
-    "unknown method 'sketchodg'; did you mean sketchogd? There are: sgd, sketchogd"
-    """
-    names = list(known)
-    near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"unknown {what} {word!r}; {hint}There are: {', '.join(names) or 'none'}"

@@ -98,14 +98,7 @@ def _group_data(group: Group, style: int, root: Path, reference: Reference) -> d
 
 
 def _row(group: Group, reference: Reference) -> dict[str, Any]:
-    spreads = {
-        name: metrics.spread([score(A) for A in group.matrices])
-        for name, score in (
-            ("accuracy", metrics.average_accuracy),
-            ("forgetting", metrics.forgetting),
-            ("learning", metrics.learning_accuracy),
-        )
-    }
+    spreads = metrics.spreads(group.matrices)
     times = [seconds for run in group.runs if (seconds := _seconds(run)) is not None]
     row: dict[str, Any] = {"benchmark": group.benchmark, "method": group.method, "variant": group.variant}
     row["n"] = spreads["accuracy"].n

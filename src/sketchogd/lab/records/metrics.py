@@ -5,7 +5,7 @@ diagonal (tasks not yet trained) are needed by forward transfer only. a₀ (T): 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,6 +122,13 @@ def spread(values: Sequence[float]) -> Spread:
     if x.ndim != 1 or not len(x) or not np.isfinite(x).all():
         raise ValueError(f"expected at least one finite number, found {list(values)}")
     return Spread(mean=float(x.mean()), std=float(x.std(ddof=1)) if len(x) > 1 else 0.0, n=len(x))
+
+
+def spreads(matrices: Iterable[ArrayLike]) -> dict[str, Spread]:
+    """The columns of a table from the accuracy matrices of several seeds: accuracy, forgetting and learning."""
+    seeds = list(matrices)
+    columns = {"accuracy": average_accuracy, "forgetting": forgetting, "learning": learning_accuracy}
+    return {name: spread([metric(A) for A in seeds]) for name, metric in columns.items()}
 
 
 def paired_test(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> PairedTest:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from sketchogd.budget import ANCHORS, anchor_for
-from sketchogd.lab.methods import Method, method, unknown
+from sketchogd.lab.methods import Method, method
 from sketchogd.lab.models import lenet_for, mlp_for
+from sketchogd.lab.names import unknown
 from sketchogd.lab.streams import Stream, Training, benchmark, record, validation
 
 __all__ = [

@@ -1,9 +1,8 @@
 """Streams of tasks.
 
-* `benchmark`: the record of each of the lab's benchmarks
 * `tasks`: a task, and a sequence of tasks that are built when asked for
 * `transforms`: what happens to pixels on their way into a network
-* `streams`: rotated, permuted, split and drifting streams, and streams of one's own
+* `streams`: rotated, permuted, split and drifting streams, and streams from your own data
 * `benchmark`: what a benchmark is, as one record
 * `benchmarks/`: the benchmarks, one file each
 """

@@ -1,7 +1,7 @@
 """What A-GEM and replay do at a step, for many runs at once: draw stored examples, and change gradients by theirs.
 
-`register_rule` adds another learner that keeps examples. Letters: S runs of a stack; R of them that draw equally many
-examples, m; N examples that they keep in all.
+`register_change` adds another learner that keeps examples. Letters: S runs of a stack; R of them that draw equally
+many examples, m; N examples that they keep in all.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -43,7 +43,7 @@ def average_(found: Weights, recalled: Weights, n: int, m: int) -> None:
 
 
 @dataclass(frozen=True)
-class Rule:
+class GradientChange:
     """How the learners of one class change gradients at a step.
 
     Args:
@@ -62,18 +62,21 @@ class Rule:
         return self.change_ is average_
 
 
-RULES: dict[type[Learner], Rule] = {AGEM: Rule(project_on_half_spaces_), Replay: Rule(average_)}
-"""The learners whose steps are taken here, each exact class with its rule."""
+CHANGES: dict[type[Learner], GradientChange] = {
+    AGEM: GradientChange(project_on_half_spaces_),
+    Replay: GradientChange(average_),
+}
+"""The learners whose steps are taken here: each exact class with its change."""
 
 
-def register_rule(kind: type[Learner], rule: Rule) -> None:
+def register_change(kind: type[Learner], change: GradientChange) -> None:
     """Have learners of a class, which must be `Recalling`, change gradients here instead of by their hooks."""
-    RULES[kind] = rule
+    CHANGES[kind] = change
 
 
 def recalls_examples(learner: Learner) -> TypeGuard[Recalling]:
     """Whether all that a learner does at a step is done here."""
-    return type(learner) in RULES
+    return type(learner) in CHANGES
 
 
 class Recall:
@@ -81,18 +84,23 @@ class Recall:
 
     Args:
         members: the learners, each with its number in the stack.
-        rule: that of their class.
+        change: that of their class.
         m: examples that each draws at a step.
         stack: the weights of all S runs.
         device: where the heads and the draws are kept.
     """
 
     def __init__(
-        self, members: Sequence[tuple[int, Recalling]], rule: Rule, m: int, stack: Stack, device: torch.device
+        self,
+        members: Sequence[tuple[int, Recalling]],
+        change: GradientChange,
+        m: int,
+        stack: Stack,
+        device: torch.device,
     ) -> None:
         self.stores = [learner.store for _, learner in members]
-        self.rule, self.m = rule, m
-        self.body = None if rule.body is None else rule.body(members[0][1])
+        self.change, self.m = change, m
+        self.body = None if change.body is None else change.body(members[0][1])
         self.which = torch.tensor([s for s, _ in members], device=device)
         self.stack = stack
         self.all = len(members) == len(next(iter(stack.weights.values())))
@@ -130,7 +138,7 @@ class Recall:
     @property
     def is_replay(self) -> bool:
         """Whether all runs of the stack average, so that a step on the `union` is all there is to do."""
-        return self.all and self.rule.averages
+        return self.all and self.change.averages
 
     def union(self, x: Tensor, y: Tensor, head: int, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The batches x, y (S, b, …) of a head followed by the stored examples of step `at` (1,), and all heads."""
@@ -160,7 +168,7 @@ class Recall:
             for name in theirs.keys() - self.body:
                 theirs[name].zero_()
             recalled = {name: recalled[name] for name in self.body}
-        self.rule.change_(theirs, recalled, b, self.m)
+        self.change.change_(theirs, recalled, b, self.m)
         if not self.all:
             for name, g in theirs.items():
                 found[name].index_copy_(0, self.which, g)
@@ -172,4 +180,4 @@ def recalls(learners: Sequence[tuple[int, Learner]], stack: Stack, device: torch
     for s, learner in learners:
         if recalls_examples(learner) and len(learner.store):
             parts.setdefault((type(learner), min(learner.batch, len(learner.store))), []).append((s, learner))
-    return [Recall(members, RULES[kind], m, stack, device) for (kind, m), members in parts.items()]
+    return [Recall(members, CHANGES[kind], m, stack, device) for (kind, m), members in parts.items()]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sketchogd.lab.data import datasets
-from sketchogd.lab.methods.registry import unknown
+from sketchogd.lab.names import unknown
 from sketchogd.lab.streams.benchmark import Benchmark
 from sketchogd.lab.streams.benchmarks.permuted_mnist import PERMUTED_MNIST
 from sketchogd.lab.streams.benchmarks.rotated_mnist import ROTATED_MNIST
