@@ -123,7 +123,7 @@ def readme_table(root: str | Path) -> str:
         ["`sketchogd-pull`, strength tuned on held-out training data", "80 MB (7.69 GB)", *ours("pull")],
         ["`layer-sketch`, strength tuned on held-out training data", "2 MB (16 MB)", *ours("tuned")],
         ["`layer-sketch`, one rule for all four", "2 MB (16 MB)", *ours("one-rule")],
-        ["the same, its anchor in one byte a weight", "0.5 MB (4 MB)", *ours("quarter")],
+        ["the same, its anchor in one byte per weight", "0.5 MB (4 MB)", *ours("quarter")],
     ]
     said = (
         "The paper's four benchmarks by its protocol: accuracy on all tasks after the last one, mean ± standard "

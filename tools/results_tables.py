@@ -195,7 +195,7 @@ def _setting(cell: Cell) -> str:
     if config.get("every") == 1 and config["method"] in ("layer-sketch", "gpm"):
         shown["every"] = 1
     if config["method"] == "ogd":
-        shown["gradients a task"] = config["examples"]
+        shown["gradients per task"] = config["examples"]
     words = [f"budget {size(config['budget'])}"] if "budget" in config else []
     return ", ".join(words + [f"{key.replace('_', ' ')} {value}" for key, value in shown.items()])
 
@@ -219,7 +219,7 @@ def tuning_tables(found: Evidence) -> list[str]:
         used = {benchmark: number if benchmark in equal_bytes.BLOCKED else "1" for benchmark in choices}
         lines += _held_out(found, f"{title('sketchogd-blocks')} in {room}, blocks", choices, used)
     choices = {benchmark: tuning.anchored(benchmark) for benchmark in published.BENCHMARKS}
-    used = dict.fromkeys(choices, "one byte a weight")
+    used = dict.fromkeys(choices, "one byte per weight")
     return lines + _held_out(found, f"{title('layer-sketch')} in a quarter of its bytes, anchor", choices, used)
 
 

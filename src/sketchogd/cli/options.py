@@ -24,7 +24,7 @@ Data = Annotated[Path | None, typer.Option(help="Folder with data sets; by defau
 Out = Annotated[Path, typer.Option(help="Folder for the runs; finished ones in it are not repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Every = Annotated[int | None, typer.Option(min=1, help="Optimizer steps between two projections.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs a task, in place of the usual number.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs per task. Default: the usual number.")]
 
 
 def friendly(command: Callable[..., None]) -> Callable[..., None]:
@@ -38,7 +38,7 @@ def friendly(command: Callable[..., None]) -> Callable[..., None]:
             err.print(Text(f"error: {error}", style="red"))
             raise typer.Exit(WRONG) from None
         except KeyboardInterrupt:
-            err.print("stopped; what is done is kept, and the same command goes on from there")
+            err.print("stopped; what is done is kept, and the same command continues from there")
             raise typer.Exit(INTERRUPTED) from None
 
     return guarded

@@ -43,7 +43,7 @@ _BFLOAT16 = {name: own.bfloat16 for name, own in PAPER.items() if own.bfloat16 i
 _LAYERS = {
     "tuned": "strength tuned on held-out training data",
     "one-rule": "one rule for all four",
-    "quarter": "the same rule, the anchor in one byte a weight",
+    "quarter": "the same rule, the anchor in one byte per weight",
 }
 
 

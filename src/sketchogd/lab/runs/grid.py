@@ -1,4 +1,4 @@
-"""Many runs: finished ones are skipped, interrupted ones go on, a failure is recorded and the rest continue.
+"""Many runs: finished ones are skipped, interrupted ones resume, a failure is recorded and the rest continue.
 
 With `jobs` > 1 each piece of work has a process of its own with one thread, so that one that is killed takes no other
 with it. With `together` > 1 runs that differ in seed and method only are trained side by side (`sidebyside`), as one
@@ -71,8 +71,8 @@ def run_grid(
         configs: the runs.
         root: the folder of the grid.
         jobs: processes at a time; with 1 everything is done in this one.
-        together: the most runs that are trained side by side, by default `TOGETHER`; a run with a checkpoint goes on
-            alone.
+        together: the most runs that are trained side by side, by default `TOGETHER`; a run with a checkpoint
+            resumes alone.
         devices: where to train, used in turn.
         data_folder: where data sets are that are not part of the package.
         listener: told of progress.
@@ -259,5 +259,5 @@ def _read(news: Any, tell: Listener, outcomes: dict[str, Outcome], patient: bool
 
 
 def _lost(config: RunConfig, code: int | None) -> Outcome:
-    """The outcome of a run whose process ended without one. Its checkpoint stays, so it can go on later."""
+    """The outcome of a run whose process ended without one. Its checkpoint stays, so it can be resumed later."""
     return Outcome(config.name, "failed", f"the process ended with code {code} (killed, or out of memory?)")

@@ -3,7 +3,7 @@
 `fit` trains a model on a stream; `run` does the same for a `RunConfig`, which names everything, in a run folder:
 run.json gets `timings`, `ledger`, `steps` and `results`; accuracy.npz the matrix; events.jsonl an "evaluation" after
 each epoch with the accuracies of the tasks seen so far; spectra.npz what is measured of the learner at the end.
-Every random choice is derived from (seed, task, epoch), so a killed run goes on to the same numbers. T tasks.
+Every random choice is derived from (seed, task, epoch), so a killed run resumes to the same numbers. T tasks.
 """
 
 from collections.abc import Callable

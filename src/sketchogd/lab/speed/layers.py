@@ -192,7 +192,7 @@ def remember_ratio(case: Case, device: str) -> Ratio:
     """Observing a batch over an ordinary forward pass and an ordinary backward pass for every logit.
 
     The note says what it is over the least that these passes could be, without gradients of the weights, and how long
-    a refresh of the projector takes, which comes once a task.
+    a refresh of the projector takes, which comes once per task.
     """
     model = case.build().to(device)
     protection = protected(model, OPTIMIZERS["SGD"](model))
@@ -223,5 +223,5 @@ def remember_ratio(case: Case, device: str) -> Ratio:
         1.5,
         False,
         f"x a forward and 10 backward passes on {len(x)} examples; {observe / bare:.2f} x these passes without "
-        f"gradients of weights; a refresh, once a task, takes {refresh / passes:.2f} x",
+        f"gradients of weights; a refresh, once per task, takes {refresh / passes:.2f} x",
     )

@@ -4,7 +4,7 @@ After task t, with weights θ*_t, the diagonal of the Fisher information is
 
     F_t,i = E_x Σ_c p(c | x) (∂ log p(c | x) / ∂θ_i)²,
 
-and training goes on with the loss + λ/2 Σ_t Σ_i F_t,i (θ_i − θ*_t,i)². A sum of parabolas is a parabola: with
+and training continues with the loss + λ/2 Σ_t Σ_i F_t,i (θ_i − θ*_t,i)². A sum of parabolas is a parabola: with
 A = Σ_t F_t and m the mean of the θ*_t weighted by F_t it equals λ/2 Σ_i A_i (θ_i − m_i)² up to a constant, so two
 vectors are enough for any number of tasks.
 """

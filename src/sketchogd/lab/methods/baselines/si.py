@@ -5,7 +5,7 @@ the gradient of the task's loss alone and Δθ the step taken. At the end of a t
 
     Ω_i += ω_i / (D_i² + ξ),  ω ← 0,  θ̃ ← θ,
 
-and training goes on with the loss + c Σ_i Ω_i (θ_i − θ̃_i)².
+and training continues with the loss + c Σ_i Ω_i (θ_i − θ̃_i)².
 """
 
 from collections.abc import Mapping
