@@ -6,7 +6,7 @@ import itertools
 import torch
 
 from sketchogd.lab.speed import limits
-from sketchogd.lab.speed.clock import fastest
+from sketchogd.lab.speed.turns import fastest
 from sketchogd.linalg import gpu
 
 

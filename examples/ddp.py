@@ -21,14 +21,13 @@ from torch.utils.data.distributed import DistributedSampler
 
 import sketchogd as so
 from sketchogd.distributed import start
-from sketchogd.lab.models import mlp
-from sketchogd.lab.streams import benchmark
+from sketchogd.lab import benchmark, mlp
 
 
 def train(tasks, options, folder: Path, device: torch.device):
     model = DistributedDataParallel(mlp(outputs=2).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
-    memory = so.LayerSketch(rank=200) if options.rank is None else so.ProductSketch(options.rank)
+    memory = so.LayerMemory(rank=200) if options.rank is None else so.ProductSketch(options.rank)
     protection = so.protect(model, optimizer, memory=memory, every=50, shard=options.rank is not None)
 
     state = {"model": model.module.state_dict(), "memory": protection}

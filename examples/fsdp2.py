@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import sketchogd as so
 from sketchogd.distributed import start
-from sketchogd.lab.models import mlp
-from sketchogd.lab.streams import benchmark
+from sketchogd.lab import benchmark, mlp
 
 
 def sharded_mlp(device: torch.device) -> torch.nn.Module:

@@ -1,13 +1,10 @@
-"""A custom method for the lab: a `Baseline` whose hook before each step pulls weights to those of the last task."""
+"""A custom method for the lab: a `Learner` whose hook before each step pulls weights to those of the last task."""
 
-from sketchogd.lab.methods import method, register
-from sketchogd.lab.methods.learner import Baseline
-from sketchogd.lab.runs.config import Training, model_for
-from sketchogd.lab.runs.train import fit
-from sketchogd.lab.streams import benchmark
+from sketchogd.lab import Learner, Training, benchmark, fit, method, register
+from sketchogd.lab.runs.config import model_for
 
 
-class PullBack(Baseline):
+class PullBack(Learner):
     def __init__(self, model, strength):
         self.model, self.strength, self.anchors = model, strength, {}
 
@@ -29,7 +26,10 @@ class PullBack(Baseline):
         self.anchors = state
 
 
-register("pull-back", "L2 pull to the last weights", strength=0.1)(lambda m, setup: PullBack(setup.model, **m.options))
+@register("pull-back", "L2 pull to the weights of the last task", strength=0.1)
+def pull_back(settings, setup):
+    return PullBack(setup.model, **settings.options)
+
 
 if __name__ == "__main__":
     stream = benchmark("split-mnist", n_train=400)

@@ -7,11 +7,7 @@ import math
 
 import torch
 
-from sketchogd.lab.methods import method
-from sketchogd.lab.models import mlp
-from sketchogd.lab.runs.config import Training
-from sketchogd.lab.runs.train import fit
-from sketchogd.lab.streams import Task, from_datasets
+from sketchogd.lab import Task, Training, fit, from_datasets, method, mlp
 
 
 def turned(angle: float, place: int, n: int = 200) -> Task:

@@ -10,11 +10,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import sketchogd as so
-from sketchogd.lab.models import mlp
-from sketchogd.lab.streams import benchmark
+from sketchogd.lab import benchmark, mlp
 
 
-def train(tasks, memory: so.LayerSketch | None, epochs: int, seed: int = 0):
+def train(tasks, memory: so.LayerMemory | None, epochs: int, seed: int = 0):
     torch.manual_seed(seed)
     model = mlp(outputs=2, seed=seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -44,8 +43,8 @@ def main() -> None:
     print("accuracy after the last task     " + "  ".join(task.name for task in tasks) + "   mean")
     memories = {
         "plain SGD": None,
-        f"layer memory, ridge {options.ridge:g}": so.LayerSketch(rank=options.rank, ridge=options.ridge),
-        "layer memory": so.LayerSketch(rank=options.rank),
+        f"layer memory, ridge {options.ridge:g}": so.LayerMemory(rank=options.rank, ridge=options.ridge),
+        "layer memory": so.LayerMemory(rank=options.rank),
     }
     for name, memory in memories.items():
         scores, protection = train(tasks, memory, options.epochs)

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import sketchogd as so
-from sketchogd.budget import ANCHORS, memory_for, parse_bytes
+from sketchogd.budget import ANCHORS, format_bytes, memory_for, parse_bytes
 from sketchogd.lab.models import mlp
 from sketchogd.model.parameters import ProtectedParameters
 
@@ -14,6 +14,19 @@ from . import models
 def test_budgets_that_are_none(bad):
     with pytest.raises(ValueError, match="2MB"):
         parse_bytes(bad)
+
+
+def test_bytes_are_written_in_units_and_can_be_read_again():
+    numbers = (7, 999, 1_500, 113_610, 1_601_500, 545_328_000, 7_687_200_000, 2e12)
+    written = ["7 B", "999 B", "1.5 kB", "114 kB", "1.6 MB", "545 MB", "7.69 GB", "2000 GB"]
+    assert [format_bytes(n) for n in numbers] == written
+    for number, text in zip(numbers, written, strict=True):
+        assert parse_bytes(text) == pytest.approx(number, rel=5e-3)
+    assert [format_bytes(n, digits=6, unit="MB") for n in (250_000, 1_601_312, 7_687_200_000)] == [
+        "0.25 MB",
+        "1.60131 MB",
+        "7687 MB",
+    ]
 
 
 @pytest.mark.parametrize("budget", [300_000, "1MB", "2MB", "20MB", "1GB"])

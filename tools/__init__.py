@@ -1,10 +1,12 @@
-"""For maintainers of this repository, not installed: from `results/` to the pages that show them.
+"""For maintainers of this repository, not installed: from runs to `results/`, and to the pages that show them.
 
 * `make_mnist_subset`: the MNIST subset that ships inside the package
 * `reproduce_all`: every run behind docs/results.md, in pieces
 * `pack`: run folders into bundles in `results/`
 * `evidence`: the runs in `results/`, looked up by config
-* `results_tables`, `results_figures`, `results_page`: docs/results.md and the README's table
+* `markdown`: tables and cells as text
+* `results_tables`, `results_figures`: the tables and figures of docs/results.md
+* `results_page`: docs/results.md and the README's table of accuracies
 * `speed_table`: the README's table of speeds
 * `results`: the command that writes or checks all of these
 """

@@ -1,7 +1,7 @@
-"""What the runs in `results/` say, looked up by the config that an experiment asks for.
+"""The runs in `results/`, looked up by the config that an experiment asks for.
 
-A run belongs to a config if both agree in everything but seed, preset and whether a curve was measured; so a table may
-draw on runs that were made for another one with the same settings.
+A run belongs to a config if the two are equal except for seed, preset and whether a curve was measured; so a table may
+use runs that were made for another one with the same settings.
 """
 
 import json
@@ -16,10 +16,10 @@ from sketchogd.lab.runs.config import RunConfig
 from sketchogd.paper import goals, presets, published
 
 FREE = ("seed", "preset", "curve")
-"""What may differ between a run and the config it is looked up by."""
+"""Keys in which a run may differ from the config it is looked up by."""
 
 HALF = "sketchogd, bfloat16 basis"
-"""The row of sketchogd with a bfloat16 basis on the device and its sketch on the host."""
+"""The name of the row for sketchogd with a bfloat16 basis on the device and its sketch on the host."""
 
 OURS = ("layer-sketch", "sketchogd-pull", "sketchogd-blocks", "sketchogd", HALF)
 
@@ -32,7 +32,7 @@ ROWS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs of one config, one a seed: accuracy and learning accuracy, and the bytes kept (the most of any seed)."""
+    """The runs of one config, one per seed: accuracy, learning accuracy, and the bytes kept (most of any seed)."""
 
     accuracy: Spread
     learning: Spread
@@ -43,15 +43,15 @@ class Cell:
 
     @property
     def device(self) -> int:
-        """Bytes kept where the model is."""
+        """Bytes kept on the device that has the model."""
         return self.nbytes - self.host
 
 
 @dataclass(frozen=True)
 class Point:
-    """One place in the plane of bytes and accuracy: the row it belongs to (`ROWS`), and its run with the first seed.
+    """A point of accuracy over bytes: the row that it belongs to (`ROWS`), and its run with the first seed.
 
-    Accuracy depends on the seed, and most points have one; so all are compared on the same. `seeds` is over all of its.
+    Most points have runs of one seed only, so all are compared on that one; `seeds` is over all seeds of the point.
     """
 
     row: str
@@ -60,12 +60,12 @@ class Point:
 
     @property
     def nbytes(self) -> int:
-        """Where it stands: all bytes, or for an offloaded sketch those on the device."""
+        """Bytes at which the point is drawn: all of them, or for an offloaded sketch those on the device."""
         return self.cell.device if self.row == HALF else self.cell.nbytes
 
 
 class Evidence:
-    """All finished runs of a folder, by what they are runs of, and the settings with which training diverged."""
+    """All finished runs of a folder by their settings, and the settings with which training diverged."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
         runs = list(runs)
@@ -90,7 +90,7 @@ class Evidence:
         return cls(runs)
 
     def cell(self, config: RunConfig, seeds: set[int] | None = None) -> Cell | None:
-        """The runs of a config with any seeds, or these; those of its own preset before others; None without any."""
+        """The runs of a config, by default of all seeds; runs of its own preset come first. None if there are none."""
         found: dict[int, Run] = {}
         for run in self._by_setting.get(_identity(config.record()), ()):
             if run.config["seed"] not in found or run.config.get("preset") == config.preset:
@@ -114,7 +114,7 @@ class Evidence:
         return _identity(config.record()) in self._diverged
 
     def points(self, benchmark: str) -> list[Point]:
-        """Accuracy over bytes on a benchmark: equal-bytes, the goals, table 1, and OGD of table 2."""
+        """The points of a benchmark, from equal-bytes, the goals, table 1, and OGD of table 2."""
         configs = [*presets.equal_bytes([benchmark], seeds=1).runs]
         configs += [run for run in presets.goals([benchmark], seeds=1).runs if _tuned(run)]
         configs += presets.table1([benchmark], seeds=1).runs + presets.table2([benchmark], ["ogd"], seeds=1).runs
@@ -141,7 +141,7 @@ def _identity(config: Mapping[str, Any]) -> str:
 
 
 def _tuned(config: RunConfig) -> bool:
-    """Whether a run of the goals has what held-out data favours, as all methods have at equal bytes."""
+    """Whether a run of the goals has the options that are best on held-out data, as all methods have at equal bytes."""
     own = [goal for goal in goals.goal_list() if goal.benchmark == config.benchmark]
     keys = {goal.key for goal in own if goal.method == config.method}
     better = {goal.key.removesuffix("-tuned") for goal in own if goal.key.endswith("-tuned")}

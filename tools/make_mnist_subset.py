@@ -1,6 +1,6 @@
 """Make the MNIST subset that the package ships from the four standard files.
 
-    python scripts/make_mnist_subset.py FOLDER [OUT]
+    python -m tools.make_mnist_subset FOLDER [OUT]
 
 FOLDER holds train-images-idx3-ubyte.gz and its three companions (the plain files will do). The subset is the paper's:
 of every class the first 1,000 training images, in the order of the file, and all 10,000 test images. OUT is by default

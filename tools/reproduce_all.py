@@ -1,4 +1,4 @@
-"""Every run behind docs/results.md, in pieces that fit in ten minutes on one GPU each; what is done is not repeated.
+"""Every run behind docs/results.md, in pieces that fit in ten minutes on one GPU each; finished runs are not repeated.
 
     python -m tools.reproduce_all --list
     python -m tools.reproduce_all --device cuda --time-limit 540        # again and again, until it says all done
@@ -6,19 +6,19 @@
     python -m tools.results --write
 
 A piece is PRESET/BENCHMARK/NUMBER: at most `--chunk` runs, the seeds of a setting together. After each piece its
-finished runs are packed into results/PRESET/BENCHMARK.json, and a run that is there is not done again, so neither the
-run folders nor the machine need to last. The command may be given several times at once, for several GPUs or for one
-that is shared under NVIDIA's MPS: each process takes the next piece that no other works on. The MNIST benchmarks share
-a GPU well; sketches of Split CIFAR-100 fill it, and what runs beside them waits, so give them a time of their own
-(--pieces '*/split-cifar100/*'). Without the package installed: PYTHONPATH=src. Exit codes: 0 all done, 1 a run failed,
-3 pieces are left.
+finished runs are packed into results/PRESET/BENCHMARK.json, and a run whose config is in any bundle of results/ is not
+done again, so neither the run folders nor the machine need to last. The command may run several times at once, for
+several GPUs or for one that is shared under NVIDIA's MPS: each process takes the next piece that no other works on. The
+MNIST benchmarks share a GPU well; sketches of Split CIFAR-100 fill it, and runs beside them wait, so run those pieces
+at another time (--pieces '*/split-cifar100/*'). Without the package installed: PYTHONPATH=src. Exit codes: 0 all done,
+1 a run failed, 3 pieces are left.
 """
 
 import argparse
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -29,12 +29,11 @@ from sketchogd.lab.records import bundles
 from sketchogd.lab.runs import grid
 from sketchogd.lab.runs.config import RunConfig
 from sketchogd.paper import presets
+from sketchogd.paper.settings import PAPER
+from tools.pack import pack
 
 ORDER = ("table1", "spectra", "table2", "ridges", "goals", "equal-bytes", "ablations", "causes")
 """All experiments but `curves`, whose runs are the first seeds of table1. Bundles keep most of the first two."""
-
-SLOW = {"split-cifar100": 4}
-"""Benchmarks of which a piece has so many times fewer runs, to fit in ten minutes as well."""
 
 PIECES_LEFT = 3
 
@@ -53,30 +52,26 @@ class Piece:
 
 
 def all_pieces(chunk: int, seeds: int | None = None) -> list[Piece]:
-    """Every run of every experiment; one that several experiments have belongs to the first of them."""
+    """Every run of every experiment; a run of several experiments belongs to the first of them."""
     pieces = []
     seen: set[str] = set()
     for preset in ORDER:
         asked = presets.PRESETS[preset](**({} if seeds is None else {"seeds": seeds})).runs
-        runs = {digest: run for run in asked if (digest := _without_preset(run)) not in seen}
+        runs = {digest: run for run in asked if (digest := records.config_digest(run.record())) not in seen}
         seen |= runs.keys()
         for benchmark in dict.fromkeys(run.benchmark for run in runs.values()):
             settings: dict[str, list[RunConfig]] = {}
             for run in runs.values():
                 if run.benchmark == benchmark:
                     settings.setdefault(run.setting, []).append(run)
-            most = max(1, chunk // SLOW.get(benchmark, 1))
+            most = max(1, chunk // PAPER[benchmark].slowness)
             for number, part in enumerate(_chunks(list(settings.values()), most), start=1):
                 pieces.append(Piece(f"{preset}/{benchmark}/{number}", preset, tuple(part)))
     return pieces
 
 
-def _without_preset(run: RunConfig) -> str:
-    return records.config_digest(replace(run, preset="").record())
-
-
 def _chunks(settings: Sequence[Sequence[RunConfig]], chunk: int) -> list[list[RunConfig]]:
-    """The runs in lists of at most `chunk`, the seeds of a setting in one list unless they are more than that."""
+    """The runs in lists of at most `chunk`; the seeds of a setting share a list unless they are more than that."""
     found: list[list[RunConfig]] = [[]]
     for seeds in settings:
         if found[-1] and len(found[-1]) + len(seeds) > chunk:
@@ -86,12 +81,12 @@ def _chunks(settings: Sequence[Sequence[RunConfig]], chunk: int) -> list[list[Ru
 
 
 def left(piece: Piece, done: set[str]) -> list[RunConfig]:
-    """The runs of a piece that are in no bundle yet."""
+    """The runs of a piece whose configs are not among the digests `done`."""
     return [run for run in piece.runs if records.config_digest(run.record()) not in done]
 
 
 def work(options: argparse.Namespace) -> int:
-    """Do the pieces that are left, as far as the time goes; returns the exit code."""
+    """Do the pieces that are left until the time is up; returns the exit code."""
     start, longest = time.monotonic(), 0.0
     chosen = [p for p in all_pieces(options.chunk, options.seeds) if _wanted(p.name, options.pieces)]
     if not chosen:
@@ -126,6 +121,7 @@ def work(options: argparse.Namespace) -> int:
                     devices=options.device.split(","),
                     data_folder=options.data,
                     listener=watch,
+                    plugins=("sketchogd.paper",),
                 )
             except TimeUp:
                 _pack(runs, options)
@@ -164,7 +160,7 @@ def _pack(runs: Sequence[RunConfig], options: argparse.Namespace) -> None:
                 time.sleep(0.5)
         for folder in {options.out / run.preset / run.benchmark for run in runs}:
             if folder.exists():
-                bundles.pack(folder, options.results)
+                pack(folder, options.results)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

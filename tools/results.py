@@ -7,13 +7,14 @@ python -m tools.results --check    # only say whether they agree; exit code 1 if
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools import results_page, speed_table
 
 
-def main() -> int:
-    """Print, write or check; returns the exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print, write or check, as the command line says; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.results", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -22,7 +23,7 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--write", action="store_true")
     what.add_argument("--check", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.write:
         for path in [*results_page.write(options.folder, options.repository), *speed_table.write(options.repository)]:
             print(path)

@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sketchogd.lab.pages import drawing, figures, report
-from sketchogd.lab.records import spectra
-from sketchogd.paper import published, rank_errors
+from sketchogd.budget import format_bytes
+from sketchogd.lab.methods import registry
+from sketchogd.lab.pages import drawing, figures
+from sketchogd.lab.pages.groups import Group, collect, title_of
+from sketchogd.lab.records.sketch_errors import mean_errors
+from sketchogd.lab.records.spectra import mean_spectrum
+from sketchogd.paper import published
 from tools.evidence import HALF, ROWS, Evidence, Point
 from tools.results_tables import title
 
@@ -28,15 +32,15 @@ def names(root: Path, found: Evidence) -> dict[str, list[str]]:
         if found.points(benchmark):
             named["equal-bytes"].append(f"bytes-{benchmark}")
         groups = _groups(root / "spectra", benchmark)
-        if any(spectra.mean_of(run.spectra() for run in group.runs) for group in groups):
+        if any(mean_spectrum(run.spectra() for run in group.runs) for group in groups):
             named["spectra"].append(f"spectrum-{benchmark}")
-        if any(rank_errors.mean_of(run.spectra() for run in group.runs) for group in groups):
+        if any(mean_errors(run.spectra() for run in group.runs) for group in groups):
             named["spectra"].append(f"errors-{benchmark}")
     return named
 
 
 def write(root: Path, found: Evidence, out: Path) -> list[Path]:
-    """Draw them all into the folder `out`; what is in it from before and no longer needed is removed."""
+    """Draw all figures into the folder `out`; other PNG files in it are removed."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name in (name for section in names(root, found).values() for name in section):
@@ -64,7 +68,7 @@ def draw(root: Path, found: Evidence, name: str) -> "Figure | None":
 
 
 def over_bytes(points: Sequence[Point], benchmark: str) -> "Figure":
-    """Accuracy over the bytes kept, a line a method; dotted to the right: the bytes of an offloaded sketch."""
+    """Accuracy over the bytes kept, one line per method; dotted to the right: the bytes of an offloaded sketch."""
     figure = drawing.figure(7.6, 4.6)
     axis = figure.subplots()
     axis.set_xscale("log")
@@ -76,13 +80,13 @@ def over_bytes(points: Sequence[Point], benchmark: str) -> "Figure":
             axis.axhline(own[0].cell.accuracy.mean, color="#8c8c8c", ls=":", lw=1.2, label="SGD (keeps nothing)")
             continue
         x, y = [point.nbytes for point in own], [point.cell.accuracy.mean for point in own]
-        label = f"{title(row)} (raw data)" if row in published.KEEPS_EXAMPLES else title(row)
+        label = f"{title(row)} (raw data)" if registry.keeps_examples(row) else title(row)
         axis.plot(x, y, label=label, **_look(row))
         for point in own:
             if point.cell.host:
                 axis.plot([point.nbytes, point.cell.nbytes], [point.cell.accuracy.mean] * 2, **_dotted(row))
-    axis.xaxis.set_major_formatter(lambda value, _: drawing.written_bytes(value))
-    drawing.tidy(axis, published.BENCHMARKS[benchmark], "bytes kept between tasks, all counted")
+    axis.xaxis.set_major_formatter(lambda value, _: format_bytes(value))
+    drawing.tidy(axis, title_of(benchmark), "bytes kept between tasks, all counted")
     axis.grid(axis="x", color="#eeeeec", lw=0.7)
     axis.set_ylabel("average accuracy")
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
@@ -91,7 +95,8 @@ def over_bytes(points: Sequence[Point], benchmark: str) -> "Figure":
 
 def _look(row: str) -> dict[str, Any]:
     """Lines of our own methods are bold; a bfloat16 basis has an open marker."""
-    style = published.STYLES.index("sketchogd" if row == HALF else row)
+    style = registry.style("sketchogd" if row == HALF else row)
+    assert style is not None
     ours = row in ("layer-sketch", "sketchogd")
     look = {**drawing.line(style), "markevery": None, "ms": 5, "lw": 2.2 if ours else 1.1}
     return {**look, "mfc": "white", "ls": "--"} if row == HALF else look
@@ -101,6 +106,6 @@ def _dotted(row: str) -> dict[str, Any]:
     return {"color": _look(row)["color"], "ls": ":", "lw": 1.2, "marker": "|", "markevery": [-1]}
 
 
-def _groups(folder: Path, benchmark: str) -> list[report.Group]:
+def _groups(folder: Path, benchmark: str) -> list[Group]:
     path = folder / f"{benchmark}.json"
-    return [group for group in report.collect(path)[0] if len(group.matrices)] if path.exists() else []
+    return [group for group in collect(path)[0] if len(group.matrices)] if path.exists() else []

@@ -1,20 +1,21 @@
 """docs/results.md and the README's short table, made from `results/`; `tools.results` writes and checks them.
 
-Remarks that a person wrote are in results/notes.md, a heading `## KEY` each, and are put where the page has that key:
-a section ("goals"), an ablation ("ablations/rank") or a cell ("table1/split-mnist/sgd").
+Remarks written by hand are in results/notes.md, each below a heading `## KEY`, and are inserted at the place of their
+key: a section ("goals"), an ablation ("ablations/rank") or a cell ("table1/split-mnist/sgd").
 """
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from sketchogd.lab.pages.groups import title_of
 from sketchogd.lab.runs.config import RunConfig
 from sketchogd.paper import ablations, equal_bytes, goals, published
 from sketchogd.paper.settings import PAPER_BYTES, SIZES, training_for
 from sketchogd.storage import atomic
 from tools import results_figures, results_tables
 from tools.evidence import Evidence
-from tools.results_tables import DASH, size, spread, table, with_part
+from tools.markdown import DASH, size, spread, table, with_part
 
 BEGIN, END = "<!-- results: begin (python -m tools.results --write) -->", "<!-- results: end -->"
 PAGE, README, IMAGES, NOTES = "docs/results.md", "README.md", "docs/images/results", "notes.md"
@@ -22,7 +23,7 @@ SECTIONS = ("intro", "table1", "table2", "causes", "curves", "spectra", "goals",
 
 
 class Page:
-    """The page in the making: lines, with the notes that were used."""
+    """The page while it is made: its lines so far, and what they are made from."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -84,7 +85,7 @@ def known_keys() -> list[str]:
 
 
 def read_notes(path: Path) -> dict[str, str]:
-    """The remarks by key, one or several a heading; what stands before the first is for whoever edits the file."""
+    """The remarks by key, of which a heading may have several; text before the first heading is for editors."""
     if not path.exists():
         return {}
     parts = re.split(r"^## +(\S.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -122,13 +123,13 @@ def readme_table(root: str | Path) -> str:
         ["`sketchogd-pull`, strength tuned on held-out training data", "80 MB (7.69 GB)", *ours("pull")],
         ["`layer-sketch`, strength tuned on held-out training data", "2 MB (16 MB)", *ours("tuned")],
         ["`layer-sketch`, one rule for all four", "2 MB (16 MB)", *ours("one-rule")],
-        ["the same, its anchor in one byte a weight", "0.5 MB (4 MB)", *ours("quarter")],
+        ["the same, its anchor in one byte per weight", "0.5 MB (4 MB)", *ours("quarter")],
     ]
     said = (
         "The paper's four benchmarks by its protocol: accuracy on all tasks after the last one, mean ± standard "
         "deviation over 5 seeds. [Everything that was measured](docs/results.md), with the commands."
     )
-    head = table(["", "bytes (Split CIFAR-100)", *published.BENCHMARKS.values()], rows)
+    head = table(["", "bytes (Split CIFAR-100)", *map(title_of, published.BENCHMARKS)], rows)
     lines = [BEGIN, said, "", *head, END]
     return "\n".join(lines)
 
@@ -146,7 +147,7 @@ def write(root: str | Path, repository: str | Path) -> list[Path]:
 
 
 def check(root: str | Path, repository: str | Path) -> list[str]:
-    """What does not agree with the results, nothing if all does. Figures must exist; what they show is not compared."""
+    """A line for each file that does not agree with the results. Figures must exist; their content is not compared."""
     home = Path(repository)
     wrong = []
     if not (home / PAGE).exists() or (home / PAGE).read_text(encoding="utf-8") != page(root):
@@ -202,7 +203,7 @@ def _paper_table(made: Page, name: str, title: str, words: str) -> None:
         remark = made.notes.get(f"{name}/{benchmark}/{method}", "The cause was not looked for yet.")
         together.setdefault((benchmark, remark), []).append(cell)
     for (benchmark, remark), cells in together.items():
-        made.say(f"* † {published.BENCHMARKS[benchmark]}, {', '.join(cells)}: {remark}")
+        made.say(f"* † {title_of(benchmark)}, {', '.join(cells)}: {remark}")
     made.note(name)
 
 
@@ -261,8 +262,8 @@ def _equal_bytes(made: Page) -> None:
         "All are of the first seed, the same for all methods; the list of points has the mean over more, if there are."
     )
     made.command("sketchogd reproduce equal-bytes --device cuda")
-    for benchmark, title in published.BENCHMARKS.items():
-        points = made.found.points(benchmark)
+    for benchmark in published.BENCHMARKS:
+        title, points = title_of(benchmark), made.found.points(benchmark)
         if not points:
             continue
         made.say(f"### {title}")

@@ -1,86 +1,28 @@
-"""The tables of docs/results.md as lines of Markdown, each from the evidence and the experiment it belongs to.
+"""The tables of docs/results.md as lines of Markdown, each made from the evidence for one experiment.
 
-A cell without runs is a dash. Numbers of seeds are said where they are not five.
+A cell without runs is a dash. The number of seeds is given where it is not five.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sketchogd.lab.methods import KINDS, Method
+from sketchogd.lab.methods import KINDS, Method, registry
+from sketchogd.lab.pages.groups import title_of
 from sketchogd.lab.records.metrics import Spread, welch_p
 from sketchogd.lab.runs.config import RunConfig
 from sketchogd.paper import ablations, differences, equal_bytes, goals, presets, published, tuning
 from sketchogd.paper.settings import PAPER_BYTES, TUNED_SKETCH, training_for
 from tools import evidence
 from tools.evidence import HALF, OURS, ROWS, Cell, Evidence, Point, row_of
+from tools.markdown import DASH, SEEDS, signed, size, spread, table
 
-DASH = "–"
-SEEDS = 5
 SLACK = 1.02
 """The paper's sketches take up to a fiftieth more than 1,200 vectors, for small factors and the copy of the weights."""
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table, its first column to the left and the others to the right.
-
-    >>> table(["", "a"], [["b", "1"]])
-    ['| | a |', '|---|---:|', '| b | 1 |']
-    """
-
-    def written(cells: Sequence[str]) -> str:
-        return f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|"
-
-    return [written(head), f"|---|{'|'.join('---:' for _ in head[1:])}|", *map(written, rows)]
-
-
-def with_part(text: str, part: str) -> str:
-    """The text with what stands between the first and the last line of `part`, both markers, replaced by it.
-
-    Raises:
-        ValueError: the markers are not there, once each and in order.
-    """
-    begin, end = part.splitlines()[0], part.splitlines()[-1]
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise ValueError(f"README.md needs the two lines {begin} and {end}, in this order")
-    return text.split(begin)[0] + part + text.split(end)[1]
-
-
-def spread(value: Spread, usual: int = SEEDS) -> str:
-    """Mean ± standard deviation, with the number of seeds where it is not the usual one.
-
-    >>> spread(Spread(0.8766, 0.0042, 5)), spread(Spread(0.8766, 0.0042, 3)), spread(Spread(0.8766, 0.0, 1))
-    ('0.877 ± 0.004', '0.877 ± 0.004 (3 seeds)', '0.877 (1 seed)')
-    """
-    text = f"{value.mean:.3f}" + (f" ± {value.std:.3f}" if value.n > 1 else "")
-    return text if value.n == usual else f"{text} ({value.n} seed{'s' if value.n > 1 else ''})"
-
-
-def signed(difference: float) -> str:
-    """A difference with its sign.
-
-    >>> signed(0.0021), signed(-0.0149), signed(-0.0001)
-    ('+0.002', '−0.015', '0.000')
-    """
-    text = f"{abs(difference):.3f}"
-    return text if float(text) == 0 else f"{'+' if difference > 0 else '−'}{text}"
-
-
-def size(nbytes: int) -> str:
-    """Bytes in decimal units, to three digits.
-
-    >>> size(545_328_000), size(1_601_312), size(0)
-    ('545 MB', '1.6 MB', '0')
-    """
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if nbytes >= factor:
-            value = nbytes / factor
-            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
-    return str(nbytes)
-
-
-def title(method: str) -> str:
-    """A row's name."""
-    return f"{published.METHODS['sketchogd']}, bfloat16 basis" if method == HALF else published.METHODS[method]
+def title(row: str) -> str:
+    """The title of one of `evidence.ROWS`."""
+    return f"{registry.title('sketchogd')}, bfloat16 basis" if row == HALF else registry.title(row)
 
 
 # ---------------------------------------------------------------- the paper's tables
@@ -109,7 +51,7 @@ def paper_table(found: Evidence, name: str) -> tuple[list[str], list[tuple[str, 
                 beyond.append((benchmark, method, f"{title(method)} {signed(difference)}{chance}"))
             row.append(f"{spread(cell.accuracy)}<br>{printed}, {signed(difference)}{mark}")
         rows.append(row)
-    return table(["", *published.BENCHMARKS.values()], rows), beyond
+    return table(["", *map(title_of, published.BENCHMARKS)], rows), beyond
 
 
 def _chance(p: float) -> str:
@@ -117,9 +59,9 @@ def _chance(p: float) -> str:
 
 
 def causes_table(found: Evidence) -> list[str]:
-    """What was run closer to the published runs, beside the same seeds of the tables; nothing if nothing was."""
+    """Runs that are closer to the published ones, beside the same seeds of the tables; empty if there are none."""
     rows = []
-    for benchmark, words in published.BENCHMARKS.items():
+    for benchmark in published.BENCHMARKS:
         for suspect in differences.suspects(benchmark):
             closer = found.cell(suspect.closer)
             if closer is None:
@@ -131,7 +73,7 @@ def causes_table(found: Evidence) -> list[str]:
             assert paper is not None
             rows.append(
                 [
-                    f"{title(usual.name)}, table {name[-1]}, {words}",
+                    f"{title(usual.name)}, table {name[-1]}, {title_of(benchmark)}",
                     DASH if ours is None else spread(ours.accuracy),
                     f"{spread(closer.accuracy)}, {suspect.words}",
                     f"{paper.mean:.3f} ± {paper.std:.3f}",
@@ -152,9 +94,7 @@ def goals_table(found: Evidence) -> list[str]:
         reached = DASH if cell is None else spread(cell.accuracy)
         strength = goal.method.options.get("strength")
         what = f"{title(goal.method.name)}: {goal.words}" + ("" if strength is None else f" (strength {strength:g})")
-        rows.append(
-            [what, published.BENCHMARKS[goal.benchmark], f"≥ {goal.accuracy:.3f}", reached, *_places(cell), met]
-        )
+        rows.append([what, title_of(goal.benchmark), f"≥ {goal.accuracy:.3f}", reached, *_places(cell), met])
     return table(["", "benchmark", "goal", "reached", "device", "host", "met"], rows)
 
 
@@ -174,7 +114,7 @@ def budgets_table(points: Sequence[Point], benchmark: str) -> list[str]:
     for row in ROWS:
         if not any(point.row == row for point in points):
             continue
-        cells = [title(row) + (r" \*" if row in published.KEEPS_EXAMPLES else "")]
+        cells = [title(row) + (r" \*" if registry.keeps_examples(row) else "")]
         for column, top in zip(columns, best, strict=True):
             point = column[row]
             text = DASH if point is None else _shown(point)
@@ -196,7 +136,7 @@ def who_wins(points: Sequence[Point], benchmark: str) -> list[str]:
             continue
         compared += 1
         for raw in (False, True):
-            others = [row for row in column if row not in OURS and (row in published.KEEPS_EXAMPLES) == raw]
+            others = [row for row in column if row not in OURS and registry.keeps_examples(row) == raw]
             top = max(others, key=lambda row: column[row].cell.accuracy.mean, default=None)
             if top is not None and column[top].cell.accuracy.mean > ours:
                 ahead[raw].append(
@@ -208,7 +148,7 @@ def who_wins(points: Sequence[Point], benchmark: str) -> list[str]:
     for raw, words in ((False, "that keeps no raw data"), (True, "that keeps raw data")):
         if ahead[raw]:
             lines.append(f"* A baseline {words} is ahead of the best of ours at {', '.join(ahead[raw])}.")
-        elif any((p.row in published.KEEPS_EXAMPLES) == raw for p in points if p.row not in (*OURS, "sgd")):
+        elif any(registry.keeps_examples(p.row) == raw for p in points if p.row not in (*OURS, "sgd")):
             lines.append(f"* No baseline {words} is ahead of the best of ours at any of these budgets.")
     return lines
 
@@ -255,7 +195,7 @@ def _setting(cell: Cell) -> str:
     if config.get("every") == 1 and config["method"] in ("layer-sketch", "gpm"):
         shown["every"] = 1
     if config["method"] == "ogd":
-        shown["gradients a task"] = config["examples"]
+        shown["gradients per task"] = config["examples"]
     words = [f"budget {size(config['budget'])}"] if "budget" in config else []
     return ", ".join(words + [f"{key.replace('_', ' ')} {value}" for key, value in shown.items()])
 
@@ -279,14 +219,14 @@ def tuning_tables(found: Evidence) -> list[str]:
         used = {benchmark: number if benchmark in equal_bytes.BLOCKED else "1" for benchmark in choices}
         lines += _held_out(found, f"{title('sketchogd-blocks')} in {room}, blocks", choices, used)
     choices = {benchmark: tuning.anchored(benchmark) for benchmark in published.BENCHMARKS}
-    used = dict.fromkeys(choices, "one byte a weight")
+    used = dict.fromkeys(choices, "one byte per weight")
     return lines + _held_out(found, f"{title('layer-sketch')} in a quarter of its bytes, anchor", choices, used)
 
 
 def _held_out(
     found: Evidence, head: str, choices: Mapping[str, Mapping[str, Method]], used: Mapping[str, str]
 ) -> list[str]:
-    """The scores of what was to choose from, by benchmark and name, the best one bold; nothing if none was run."""
+    """The held-out score of every choice, by benchmark and name, the best one bold; empty if none was run."""
     rows = []
     for benchmark, methods in choices.items():
         asked = {name: tuning.held_out(benchmark, method) for name, method in methods.items()}
@@ -295,12 +235,12 @@ def _held_out(
             best = max(scores, key=scores.__getitem__)
             told = [f"{n}: {f'**{score:.3f}**' if n == best else f'{score:.3f}'}" for n, score in scores.items()]
             told += [f"{name}: diverged" for name, run in asked.items() if found.diverged(run)]
-            rows.append([published.BENCHMARKS[benchmark], ", ".join(told), used[benchmark]])
+            rows.append([title_of(benchmark), ", ".join(told), used[benchmark]])
     return [*table([head, "held-out accuracy by value", "used"], rows), ""] if rows else []
 
 
 def _told(settings: Method) -> str:
-    """What a method was told of all that is tuned for it, as text."""
+    """The values of a method's tuned options, as text."""
     known = {"every": settings.every, **KINDS[settings.name].later, **settings.options}
     chosen = [known[name] for name in tuning.TUNED_OPTIONS[settings.name]]
     return " / ".join("usual" if value is None else f"{value:g}" for value in chosen)
@@ -320,5 +260,5 @@ def ablation_table(found: Evidence, name: str) -> list[str]:
                 row[1 + 2 * i : 3 + 2 * i] = [spread(cell.accuracy, usual=1), f"{cell.learning.mean:.3f}"]
     if not known:
         return []
-    head = [word for b in benchmarks for word in (published.BENCHMARKS[b], "when learned")]
+    head = [word for b in benchmarks for word in (title_of(b), "when learned")]
     return table(["", *head], list(rows.values()))

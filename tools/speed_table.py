@@ -1,6 +1,6 @@
 """The README's table of speeds, from what `sketchogd bench --json` wrote; `tools.results` writes and checks it.
 
-Rows are found in the files by the name of their measurement; what a file does not have is a dash.
+Rows are found in the files by the name of the measurement; one that a file does not have is a dash.
 """
 
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sketchogd.storage import atomic
-from tools.results_tables import DASH, table, with_part
+from tools.markdown import DASH, table, with_part
 
 BEGIN, END = "<!-- speed: begin (python -m tools.results --write) -->", "<!-- speed: end -->"
 README, FILES = "README.md", ("benchmarks/results/speed-cpu.json", "benchmarks/results/speed-h200.json")
@@ -33,11 +33,11 @@ ROWS = {
     "time of remembering over p": "time of remembering over p, fitted exponent",
     "memory over p": "memory over p, fitted exponent",
 }
-"""What the README calls each measurement."""
+"""The README's name for each measurement."""
 
 
 def speed_table(cpu: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
-    """The table from the two files' contents, with the lines that mark its place. Bold: the target is missed."""
+    """The table from the contents of the two files, between its markers; values that miss their target are bold."""
     found = [{ratio["name"]: ratio for ratio in file.get("ratios", ())} for file in (cpu, gpu)]
     rows = [[label, *(cell for by_name in found for cell in _cells(by_name.get(name)))] for name, label in ROWS.items()]
     head = ["at the paper's size, p = 113,610, rank 1200", "2-core CPU", "target", "H200", "target"]
@@ -57,7 +57,7 @@ def _cells(ratio: Mapping[str, Any] | None) -> tuple[str, str]:
 
 
 def write(repository: str | Path) -> list[Path]:
-    """Write the README's table; its path, nothing where no speeds were measured."""
+    """Write the README's table and return its path; does nothing if there are no measured speeds."""
     home = Path(repository)
     if not _measured(home):
         return []
@@ -66,7 +66,7 @@ def write(repository: str | Path) -> list[Path]:
 
 
 def check(repository: str | Path) -> list[str]:
-    """What does not agree with the measured speeds, nothing if all does or none were measured."""
+    """A line for each file that does not agree with the measured speeds; empty if there are none."""
     home = Path(repository)
     if not _measured(home) or (home / README).read_text(encoding="utf-8") == _renewed(home):
         return []

@@ -34,6 +34,30 @@ def parse_bytes(budget: str | int) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+_SHOWN = {"GB": 10**9, "MB": 10**6, "kB": 10**3, "B": 1}
+
+
+def format_bytes(nbytes: float, digits: int = 3, *, decimals: int | None = None, unit: str | None = None) -> str:
+    """A number of bytes as text in decimal units, which `parse_bytes` reads.
+
+    Args:
+        nbytes: the number.
+        digits: significant digits below 100 of a unit; from there on the number is written without decimals.
+        decimals: a fixed number of decimals instead, so that the numbers of a column line up. Bytes never have any.
+        unit: "B", "kB", "MB" or "GB"; by default the largest one of which there is at least one.
+
+    >>> format_bytes(545_328_000), format_bytes(1_601_312), format_bytes(0)
+    ('545 MB', '1.6 MB', '0 B')
+    >>> format_bytes(545_328_000, decimals=1), format_bytes(250_000, unit="MB")
+    ('545.3 MB', '0.25 MB')
+    """
+    shown = unit or next((name for name, size in _SHOWN.items() if nbytes >= size), "B")
+    value = nbytes / _SHOWN[shown]
+    if decimals is not None and shown != "B":
+        return f"{value:.{decimals}f} {shown}"
+    return f"{value:.0f} {shown}" if value >= 100 else f"{value:.{digits}g} {shown}"
+
+
 class Choice(NamedTuple):
     """A memory that a budget picked, and why, in words."""
 

@@ -1,17 +1,23 @@
 """The command line: tables and JSON, exit codes, and errors that say what to do without a traceback."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from typer.testing import CliRunner
 
 import sketchogd as so
-from sketchogd.cli import app
-from sketchogd.cli.show import human_bytes
+from sketchogd.cli import app, show
+from sketchogd.cli.show import bytes_cell
+from sketchogd.lab.methods import method
+from sketchogd.lab.records import RunFolder
 from sketchogd.lab.runs import grid
+from sketchogd.lab.runs.config import RunConfig, Training
+from sketchogd.paper import presets
 
 SMALL = ["--tasks", "2", "--n-train", "60", "--n-test", "40", "--epochs", "1", "--lr", "0.01"]
 
@@ -65,8 +71,6 @@ def test_options_reach_the_method(tmp_path: Path) -> None:
         (["reproduce", "table1", "--groups", "rank"], "ablations"),
         (["reproduce", "ablations", "--groups", "rnak"], "rank"),
         (["reproduce", "goals", "--methods", "sgd"], "no goal"),
-        (["pack", "nowhere"], "nowhere"),
-        (["results", "nowhere", "--write", "--check"], "one of"),
         (["inspect", "nowhere.safetensors"], "nowhere"),
         (["report", "nowhere"], "nowhere"),
         (["data", "--download", "minst", "--folder", "x"], "mnist"),
@@ -153,21 +157,55 @@ def test_data_lists_the_embedded_set(tmp_path: Path) -> None:
 
 
 def test_bytes_are_written_for_people() -> None:
-    assert [human_bytes(n) for n in (999, 1_500, 545_000_000, 7.7e9)] == ["999 B", "1.5 kB", "545.0 MB", "7.70 GB"]
+    assert [bytes_cell(n) for n in (999, 1_500, 545_000_000, 7.7e9)] == ["999 B", "1.5 kB", "545.0 MB", "7.70 GB"]
 
 
-def test_runs_are_packed_and_reported_from_the_bundle(tmp_path: Path) -> None:
+def test_bytes_on_the_host_have_a_column_of_their_own(tmp_path: Path) -> None:
     half = ["-o", "rank=8", "-o", "basis_dtype=bfloat16", "-o", "offload=cpu"]
     out = call("run", "split-mnist", "sketchogd", *half, "--validation", 0.2, *SMALL, "--out", tmp_path / "runs")
     assert " host " in out.stdout.replace("\n", " ")
-    result = call("pack", tmp_path / "runs", tmp_path / "results")
-    path = tmp_path / "results" / "runs" / "split-mnist.json"
-    assert "1 packed, 1 in all" in result.stderr
-    (row,) = json.loads(call("report", path, "--json").stdout)
+    (row,) = json.loads(call("report", tmp_path / "runs", "--json").stdout)
     assert row["nbytes"] > row["host_nbytes"] > row["nbytes"] / 2
     assert row["shortened"].endswith("validation 0.2 instead of test data")
-    assert (tmp_path / "results" / "runs" / "report.html").exists()
-    assert "host" in call("report", path).stdout
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert "finished runs" in call("pack", empty, code=2).stderr
+    assert "host" in call("report", tmp_path / "runs").stdout
+
+
+def write_run(path: Path, config: RunConfig, accuracy: float) -> None:
+    """A finished run that ends every task at `accuracy`."""
+    folder = RunFolder(path / config.name)
+    folder.start(config.record())
+    folder.save_accuracy(np.full((5, 5), accuracy))
+    folder.finish(timings={"total": 1.0}, ledger={"nbytes": 0, "entries": []})
+
+
+def test_runs_are_shown_beside_the_values_of_the_paper(tmp_path: Path) -> None:
+    (config,) = presets.table1(["split-mnist"], ["sgd"], seeds=1).runs
+    write_run(tmp_path, config, 0.65)
+    asked = ["--benchmarks", "split-mnist", "--methods", "sgd", "--seeds", 1, "--out", tmp_path]
+    (row,) = json.loads(call("reproduce", "table1", *asked, "--json").stdout)
+    assert (row["published"], row["difference"]) == (0.604, pytest.approx(0.046))
+    (row,) = json.loads(call("report", tmp_path, "--json").stdout)
+    assert (row["published"], row["difference"], row["outside"]) == (0.604, pytest.approx(0.046), True)
+    shown = " ".join(call("report", tmp_path).stdout.split())
+    assert "0.604 +0.046" in shown
+    assert "the values published in the SketchOGD paper" in (tmp_path / "report.html").read_text()
+
+
+def test_runs_of_another_protocol_are_not_compared(tmp_path: Path) -> None:
+    (config,) = presets.table1(["split-mnist"], ["sgd"], seeds=1).runs
+    write_run(tmp_path, replace(config, training=replace(config.training, epochs=1)), 0.65)
+    asked = ["--benchmarks", "split-mnist", "--methods", "sgd", "--seeds", 1, "--epochs", 1, "--out", tmp_path]
+    (row,) = json.loads(call("reproduce", "table1", *asked, "--json").stdout)
+    assert (row["published"], row["difference"]) == (None, None)
+
+
+def test_a_bar_counts_the_epochs_of_all_tasks() -> None:
+    configs = [RunConfig("split-mnist", method("sgd"), Training(epochs=3)), RunConfig("own", method("sgd"), tasks=2)]
+    with show.grid_bar(configs, quiet=True) as listener:
+        listener(grid.Update(configs[0].name, 0.5, "half"))
+    assert [show.epochs_of(config) for config in configs] == [15, 60]
+
+
+def test_the_help_lists_the_commands_in_order() -> None:
+    listed = ["demo", "run", "reproduce", "report", "inspect", "bench", "data", "merge"]
+    assert [command.callback.__name__ for command in app.registered_commands] == listed

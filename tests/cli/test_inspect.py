@@ -9,7 +9,7 @@ from torch import nn
 
 import sketchogd as so
 from sketchogd import storage
-from sketchogd.cli import inspecting
+from sketchogd.cli.inspect import in_words
 from tests.cli.test_cli import call
 
 
@@ -37,7 +37,7 @@ def test_a_gradient_memory_is_diagnosed_from_its_file(sketch: so.Sketch, tmp_pat
     found = json.loads(call("inspect", path, "--json").stdout)["diagnostics"]["sketch"]
     assert found.pop("values") == pytest.approx(own.pop("values"))
     assert found == pytest.approx(own)
-    assert inspecting.in_words(own) in words(call("inspect", path).output)
+    assert in_words(own) in words(call("inspect", path).output)
 
 
 def test_the_advice_is_for_the_same_bytes_and_the_stored_values(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_layer_memory_has_a_line_for_each_sketch_and_no_advice(tmp_path: Path)
     assert set(found["diagnostics"]) == set(own) == {f"{i}.{part}" for i in (0, 2) for part in ("inputs", "outputs")}
     assert found["advice"] is None
     shown = words(call("inspect", path).output)
-    assert all(f"{name}: {inspecting.in_words(each)}" in shown for name, each in own.items())
+    assert all(f"{name}: {in_words(each)}" in shown for name, each in own.items())
 
 
 def test_an_empty_memory_is_inspected_too(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ import torch
 
 import sketchogd as so
 from sketchogd.lab import models
-from sketchogd.lab.methods import KINDS, Setup, build, method
-from sketchogd.lab.methods.baselines.examples import bytes_of_example
+from sketchogd.lab.methods import KINDS, Setup, build
 from sketchogd.lab.methods.protected import Protected
 from sketchogd.lab.records import config_digest
-from sketchogd.lab.runs.config import RunConfig, make_optimizer
-from sketchogd.lab.streams import BENCHMARKS
+from sketchogd.lab.runs.config import make_optimizer
+from sketchogd.lab.streams import BENCHMARKS, record
 from sketchogd.optimizer.reference import FULL, copies_nbytes
-from sketchogd.paper import equal_bytes, presets, published, settings
+from sketchogd.paper import goals, presets, published, settings
+from tests.lab.streams.noise import stream_of
 
 TASKS = {"rotated-mnist": 10, "permuted-mnist": 10, "split-mnist": 5, "split-cifar100": 20}
 
@@ -90,23 +90,17 @@ def test_the_demo_has_the_methods_it_should() -> None:
     assert [run.method.name for run in presets.demo().runs] == ["sgd", "ogd", "sketchogd", "layer-sketch", "a-gem"]
 
 
-def test_wrong_names_are_refused() -> None:
+def test_wrong_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="did you mean split-mnist"):
         presets.table1(["split-mnits"])
+    monkeypatch.setitem(BENCHMARKS, "own", record("split-mnist"))
+    assert "own" not in {run.benchmark for run in presets.table1().runs}
+    with pytest.raises(ValueError, match="unknown benchmark of the paper 'own'"):
+        presets.table1(["own"])
     with pytest.raises(ValueError, match="unknown method"):
         presets.table1(["split-mnist"], ["nothing"])
     with pytest.raises(ValueError, match="one seed"):
         presets.table1(seeds=0)
-
-
-def test_known_numbers_of_parameters_are_those_of_the_models() -> None:
-    for benchmark, p in settings.PARAMETERS.items():
-        if benchmark == "split-cifar100":
-            model = models.LeNet(20, 5)
-            assert so.ProtectedParameters(model, models.LeNet.PROTECTED).p == p
-        else:
-            config = RunConfig(benchmark, method("sgd"), tasks=2, n_train=20, n_test=20)
-            assert sum(t.numel() for t in config.model_for(config.stream_of(config), 0).parameters()) == p
 
 
 class Seen(Exception):
@@ -115,17 +109,12 @@ class Seen(Exception):
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_every_budget_of_equal_bytes_is_kept_and_used(benchmark: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if benchmark == "split-cifar100":
-        model, chosen = models.LeNet(20, 5), models.LeNet.PROTECTED
-    else:
-        model, chosen = models.mlp(1024, outputs=2 if benchmark == "split-mnist" else 10), None
-    parameters = so.ProtectedParameters(model, chosen)
-    assert parameters.p == settings.PARAMETERS[benchmark]
+    known = record(benchmark)
+    model = known.network(stream_of(known), 0)
+    parameters = so.ProtectedParameters(model, known.protected)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    image = torch.zeros(1, 3, 32, 32) if benchmark == "split-cifar100" else torch.zeros(1, 1024)
-    example = bytes_of_example(image, torch.zeros(1, dtype=torch.int64))
-    assert example == equal_bytes.EXAMPLE_BYTES[benchmark]
-    given = Setup(model, optimizer, lambda x, y, group: x.sum(), TASKS[benchmark], example, chosen)
+    example = known.example_nbytes
+    given = Setup(model, optimizer, lambda x, y, group: x.sum(), TASKS[benchmark], example, known.protected)
 
     def memory_of(*_: object, memory: so.Memory | so.Sketch, **__: object) -> None:
         raise Seen(memory)
@@ -152,7 +141,7 @@ def test_every_budget_of_equal_bytes_is_kept_and_used(benchmark: str, monkeypatc
             needed -= memory.sketch.cost(parameters.p)
         assert budget is not None
         assert needed <= budget, run.name
-        full = budget >= equal_bytes.LAYER_FULL_BYTES[benchmark] and run.method.name in ("layer-sketch", "gpm")
+        full = budget >= settings.PAPER[benchmark].layer_full_bytes and run.method.name in ("layer-sketch", "gpm")
         assert full or needed > (0.5 if run.method.name == "pca-ogd" else 0.8) * budget, f"{run.name} uses {needed}"
         seen.setdefault(run.method.name, []).append(needed)
     assert all(len(set(sizes)) == len(sizes) for sizes in seen.values()), "a budget gives the same memory again"
@@ -177,8 +166,8 @@ def test_methods_with_runs_elsewhere_are_not_run_twice() -> None:
     assert ("sketchogd-1", settings.PAPER_BYTES["rotated-mnist"]) not in named
     assert ("fd-ogd", settings.PAPER_BYTES["rotated-mnist"]) in named
     assert ("layer-sketch", 2_000_000) not in named
-    goals = {(run.method.name, run.method.budget) for run in presets.goals(["rotated-mnist"], seeds=1).runs}
-    assert {("sketchogd", settings.PAPER_BYTES["rotated-mnist"]), ("layer-sketch", 2_000_000)} <= goals
+    there = {(run.method.name, run.method.budget) for run in presets.goals(["rotated-mnist"], seeds=1).runs}
+    assert {("sketchogd", settings.PAPER_BYTES["rotated-mnist"]), ("layer-sketch", 2_000_000)} <= there
 
 
 def test_goals_are_those_of_the_issue() -> None:
@@ -189,14 +178,14 @@ def test_goals_are_those_of_the_issue() -> None:
         "one-rule": (0.905, 0.925, 0.910, 0.665),
         "quarter": (0.905, 0.925, 0.910, 0.665),
     }
-    goals = equal_bytes.goal_list()
-    assert {key: tuple(g.accuracy for g in goals if g.key == key) for key in wanted} == wanted
-    one = {json.dumps(dict(g.method.options)) for g in goals if g.key == "one-rule"}
+    listed = goals.goal_list()
+    assert {key: tuple(g.accuracy for g in listed if g.key == key) for key in wanted} == wanted
+    one = {json.dumps(dict(g.method.options)) for g in listed if g.key == "one-rule"}
     assert len(one) == 1, "one rule is the same for all benchmarks"
-    less = {json.dumps({k: v for k, v in g.method.options.items() if k != "anchor_dtype"}) for g in goals[-4:]}
+    less = {json.dumps({k: v for k, v in g.method.options.items() if k != "anchor_dtype"}) for g in listed[-4:]}
     assert less == one
-    assert [4 * g.method.budget for g in goals[-4:]] == [g.method.budget for g in goals if g.key == "one-rule"]
-    half = next(g.method for g in goals if g.key == "bfloat16")
+    assert [4 * g.method.budget for g in listed[-4:]] == [g.method.budget for g in listed if g.key == "one-rule"]
+    half = next(g.method for g in listed if g.key == "bfloat16")
     assert half.options["rank"] * 2 * settings.PARAMETERS["rotated-mnist"] == settings.PAPER_BYTES["rotated-mnist"]
 
 
@@ -207,7 +196,7 @@ def test_nothing_is_tuned_on_test_data() -> None:
     assert {run.method.name for run in runs} == {*sketches, "gpm", "ewc", "si"}
     pulls = [run.method for run in runs if run.method.name == "sketchogd-pull"]
     assert {(m.budget, m.options["blocks"]) for m in pulls} == {(80_000_000, 64), (7_687_200_000, 16)}
-    less = [run for run in runs if run.method.budget == settings.SMALL_BYTES[run.benchmark] // 4]
+    less = [run for run in runs if run.method.budget == settings.PAPER[run.benchmark].small_bytes // 4]
     anchors = [(run.method.options.get("anchor_dtype"), run.method.options["ridge"]) for run in less]
     assert anchors == 3 * [(None, None), ("int8", None), (None, 0.0)] + [("int8", None), (None, 0.0)]
     with pytest.raises(ValueError, match="something to tune"):
@@ -233,7 +222,7 @@ def test_two_runs_cannot_share_a_folder() -> None:
 
 
 def test_every_small_run_of_every_preset_can_be_built() -> None:
-    network = {name: models.mlp(outputs=2 if name == "split-mnist" else 10) for name in TASKS if "mnist" in name}
+    network = {name: models.mlp(outputs=stream_of(record(name)).classes) for name in TASKS if "mnist" in name}
     for make in presets.PRESETS.values():
         for run in make(seeds=1).runs:
             small = run.method.budget is None and run.method.options.get("rank", 1200) <= 300

@@ -1,41 +1,29 @@
 """The script that runs everything: every run once, in pieces, skipping what is packed, and stopping in time."""
 
-import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
+import numpy as np
 import pytest
 
 from sketchogd.lab import records
-from sketchogd.lab.records import bundles, config_digest
+from sketchogd.lab.records import RunFolder, bundles, config_digest
 from sketchogd.lab.runs import grid
 from sketchogd.paper import presets
-from tests.test_bundles import write_run
+from tests.lab.records.test_bundles import write_run
+from tools import reproduce_all as script
+from tools.pack import pack
 
-SCRIPT = Path(__file__).parents[2] / "tools" / "reproduce_all.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("reproduce_all", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["reproduce_all"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["reproduce_all"]
+ROOT = Path(__file__).parents[2]
 
 
-def test_every_run_is_in_one_piece(script: ModuleType) -> None:
+def test_every_run_is_in_one_piece() -> None:
     pieces = script.all_pieces(chunk=40)
     assert len({piece.name for piece in pieces}) == len(pieces)
-    found = [unnamed(run) for piece in pieces for run in piece.runs]
-    wanted = {unnamed(run) for name in script.ORDER for run in presets.PRESETS[name]().runs}
+    found = [config_digest(run.record()) for piece in pieces for run in piece.runs]
+    wanted = {config_digest(run.record()) for name in script.ORDER for run in presets.PRESETS[name]().runs}
     assert sorted(found) == sorted(wanted)
     assert {run.method.name for p in pieces if p.preset == "table2" for run in p.runs}.isdisjoint({"random-ogd"})
     assert sum(len(p.runs) for p in pieces if p.preset == "spectra") == len(presets.spectra().runs)
@@ -46,17 +34,13 @@ def test_every_run_is_in_one_piece(script: ModuleType) -> None:
     assert all(len(piece.runs) <= 3 for piece in script.all_pieces(chunk=3))
 
 
-def unnamed(run) -> str:
-    return config_digest(replace(run, preset="").record())
-
-
 class Grid:
     """Stands in for `run_grid`: writes finished runs at once, and lets time pass."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds, self.now, self.done = seconds, 0.0, []
 
-    def __call__(self, runs, root, *, jobs, devices, data_folder, listener):
+    def __call__(self, runs, root, *, jobs, devices, data_folder, listener, plugins):
         outcomes = []
         for run in runs:
             self.now += self.seconds
@@ -71,80 +55,92 @@ class Grid:
         return outcomes
 
 
-def call(script: ModuleType, tmp_path: Path, *more: str) -> int:
+def call(tmp_path: Path, *more: str) -> int:
     where = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     return script.main([*where, "--pieces", "table1/rotated-mnist/*", "--seeds", "2", "--chunk", "4", *more])
 
 
-def test_what_is_packed_is_not_done_again(script, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_what_is_packed_is_not_done_again(tmp_path: Path, monkeypatch, capsys) -> None:
     fake = Grid()
     monkeypatch.setattr(grid, "run_grid", fake)
-    assert call(script, tmp_path) == 0
+    assert call(tmp_path) == 0
     assert len(fake.done) == 14
     assert len(bundles.digests(tmp_path / "results")) == 14
-    assert call(script, tmp_path) == 0
+    assert call(tmp_path) == 0
     assert len(fake.done) == 14
-    assert call(script, tmp_path, "--list") == 0
+    assert call(tmp_path, "--list") == 0
     assert "table1/rotated-mnist/1: 0 of 4 runs left" in capsys.readouterr().out
 
 
-def test_the_time_limit_keeps_what_is_done_and_the_next_call_goes_on(script, tmp_path: Path, monkeypatch) -> None:
+def test_a_run_of_another_experiment_with_the_same_config_counts(tmp_path: Path, monkeypatch) -> None:
+    fake = Grid()
+    monkeypatch.setattr(grid, "run_grid", fake)
+    piece = next(p for p in script.all_pieces(4, 2) if p.name == "table1/rotated-mnist/2")
+    for run in piece.runs:
+        RunFolder(tmp_path / "curves" / run.name).start(replace(run, preset="curves").record())
+        RunFolder(tmp_path / "curves" / run.name).save_accuracy(np.eye(2))
+        RunFolder(tmp_path / "curves" / run.name).finish()
+    pack(tmp_path / "curves", tmp_path / "results")
+    assert call(tmp_path) == 0
+    assert len(fake.done) == 10
+    assert not {run.name for run in piece.runs} & set(fake.done)
+
+
+def test_the_time_limit_keeps_what_is_done_and_the_next_call_goes_on(tmp_path: Path, monkeypatch) -> None:
     fake = Grid(seconds=10.0)
     monkeypatch.setattr(grid, "run_grid", fake)
     monkeypatch.setattr(script.time, "monotonic", lambda: fake.now)
     # Pieces of four take 40 s: after two of them a third would not end within 100 s, so it is not begun.
-    assert call(script, tmp_path, "--time-limit", "100") == script.PIECES_LEFT
+    assert call(tmp_path, "--time-limit", "100") == script.PIECES_LEFT
     assert len(fake.done) == 8
-    assert call(script, tmp_path, "--time-limit", "100") == 0
+    assert call(tmp_path, "--time-limit", "100") == 0
     assert len(bundles.digests(tmp_path / "results")) == 14
 
 
-def test_a_piece_that_is_too_long_is_left_with_its_finished_runs_packed(
-    script, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_a_piece_that_is_too_long_is_left_with_its_finished_runs_packed(tmp_path: Path, monkeypatch, capsys) -> None:
     fake = Grid(seconds=10.0)
     monkeypatch.setattr(grid, "run_grid", fake)
     monkeypatch.setattr(script.time, "monotonic", lambda: fake.now)
-    assert call(script, tmp_path, "--time-limit", "25") == script.PIECES_LEFT
+    assert call(tmp_path, "--time-limit", "25") == script.PIECES_LEFT
     assert len(fake.done) == len(bundles.digests(tmp_path / "results")) == 2
     assert "--chunk" not in capsys.readouterr().out
-    assert call(script, tmp_path, "--time-limit", "5") == script.PIECES_LEFT
+    assert call(tmp_path, "--time-limit", "5") == script.PIECES_LEFT
     assert "none of its 2 runs was finished: give more time, or half as large a --chunk" in capsys.readouterr().out
 
 
-def test_a_piece_that_another_process_works_on_is_left_to_it(script, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_piece_that_another_process_works_on_is_left_to_it(tmp_path: Path, monkeypatch, capsys) -> None:
     fake = Grid()
     monkeypatch.setattr(grid, "run_grid", fake)
     with records.RunFolder(tmp_path / "runs" / ".pieces" / "table1/rotated-mnist/2").hold():
-        assert call(script, tmp_path) == script.PIECES_LEFT
+        assert call(tmp_path) == script.PIECES_LEFT
     assert len(fake.done) == 10
     assert "left to the processes that work on them: 1" in capsys.readouterr().out
-    assert call(script, tmp_path) == 0
+    assert call(tmp_path) == 0
     assert len(fake.done) == 14
 
 
-def test_what_another_process_has_done_meanwhile_is_not_done_again(script, tmp_path: Path, monkeypatch) -> None:
+def test_what_another_process_has_done_meanwhile_is_not_done_again(tmp_path: Path, monkeypatch) -> None:
     fake, other = Grid(), Grid()
 
     def both(runs, root, **options):
         if not other.done:  # while the first piece is being done, another process does the second
             pieces = [p for p in script.all_pieces(4, 2) if p.name == "table1/rotated-mnist/2"]
             other(pieces[0].runs, tmp_path / "elsewhere" / "table1", **options)
-            bundles.pack(tmp_path / "elsewhere", tmp_path / "results")
+            pack(tmp_path / "elsewhere", tmp_path / "results")
         return fake(runs, root, **options)
 
     monkeypatch.setattr(grid, "run_grid", both)
-    assert call(script, tmp_path) == 0
+    assert call(tmp_path) == 0
     assert len(other.done) == 4
     assert len(fake.done) == 10
 
 
-def test_a_failed_run_is_reported(script, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_failed_run_is_reported(tmp_path: Path, monkeypatch, capsys) -> None:
     def failing(runs, root, **_):
         return [grid.Outcome(run.name, "failed", "out of memory") for run in runs]
 
     monkeypatch.setattr(grid, "run_grid", failing)
-    assert call(script, tmp_path) == 1
+    assert call(tmp_path) == 1
     assert "out of memory" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="no piece is called"):
         script.main(["--pieces", "nothing/*"])
@@ -152,7 +148,9 @@ def test_a_failed_run_is_reported(script, tmp_path: Path, monkeypatch, capsys) -
 
 def test_the_script_needs_no_command_line_packages() -> None:
     code = "import sys; sys.modules.update(dict.fromkeys(['typer', 'rich', 'click', 'matplotlib'])); import runpy; "
-    code += f"sys.argv = ['x', '--list', '--pieces', 'goals/*']; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    code += "sys.argv = ['x', '--list', '--pieces', 'goals/*']; "
+    code += "runpy.run_module('tools.reproduce_all', run_name='__main__')"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
     assert found.returncode == 0, found.stderr
     assert "goals/split-mnist/1" in found.stdout

@@ -5,15 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from sketchogd.cli import app
 from sketchogd.lab.records import bundles, config_digest
 from sketchogd.lab.runs.config import RunConfig
-from sketchogd.paper import ablations, equal_bytes, presets, published
+from sketchogd.paper import ablations, goals, presets, published
 from sketchogd.paper.settings import PAPER_BYTES
 from tools import evidence, results_figures, results_page
 from tools.evidence import HALF, Evidence
+from tools.results import main
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -48,15 +47,15 @@ def results(tmp_path: Path) -> Path:
     curve = {"1": [0.5] * 150, "3": [0.6] * 90, "5": [0.7] * 30}
     lines = [entry(run, 0.6 + 0.01 * run.seed, 0, **({"curve": curve} if run.seed == 0 else {})) for run in sgd]
     lines += [entry(run, 0.676) for run in chosen(presets.table1(seeds=3), "split-mnist", "sketchogd-2")]
-    bundles.write(root / "table1" / "split-mnist.json", lines)
+    bundles.write_entries(root / "table1" / "split-mnist.json", lines)
 
-    goals = presets.goals(["split-mnist"], seeds=5)
-    layers = chosen(goals, "split-mnist", "layer-sketch")
+    asked = presets.goals(["split-mnist"], seeds=5)
+    layers = chosen(asked, "split-mnist", "layer-sketch")
     lines = [entry(run, 0.912, 1_900_000) for run in layers]
-    lines += [entry(run, 0.6899, 541_000_000) for run in chosen(goals, "split-mnist", "sketchogd")]
-    bundles.write(root / "goals" / "split-mnist.json", lines)
+    lines += [entry(run, 0.6899, 541_000_000) for run in chosen(asked, "split-mnist", "sketchogd")]
+    bundles.write_entries(root / "goals" / "split-mnist.json", lines)
     half = [run for run in presets.goals(["rotated-mnist"], seeds=1).runs if run.method.options.get("offload")]
-    bundles.write(
+    bundles.write_entries(
         root / "goals" / "rotated-mnist.json", [entry(run, 0.9, 1_600_000_000, 1_090_000_000) for run in half]
     )
 
@@ -64,14 +63,14 @@ def results(tmp_path: Path) -> Path:
     lines = [entry(run, 0.95, run.method.budget) for run in chosen(equal, "split-mnist", "replay")]
     gpm = chosen(equal, "split-mnist", "gpm")
     lines += [entry(run, 0.80 + 0.01 * i, run.method.budget) for i, run in enumerate(gpm)]
-    bundles.write(root / "equal-bytes" / "split-mnist.json", lines)
+    bundles.write_entries(root / "equal-bytes" / "split-mnist.json", lines)
     tried = chosen(presets.ridges(["split-mnist"]), "split-mnist", "layer-sketch")
     best = {"strength": 4.0, "damping": 0.15}
     lines = [entry(run, 0.9 if run.method.options.items() >= best.items() else 0.8) for run in tried]
-    bundles.write(root / "ridges" / "split-mnist.json", lines)
+    bundles.write_entries(root / "ridges" / "split-mnist.json", lines)
     runs = presets.ablations(["split-mnist"], groups=["test-matrix"]).runs
     lines = [entry(run, 0.68) for run in runs if run.method.options["test_matrix"] == "gaussian"]
-    bundles.write(root / "ablations" / "split-mnist.json", lines)
+    bundles.write_entries(root / "ablations" / "split-mnist.json", lines)
     return root
 
 
@@ -110,14 +109,16 @@ def test_causes_are_compared_on_the_same_seeds_of_the_tables(results: Path) -> N
     title = "Where ours and the published numbers differ"
     assert title not in results_page.page(results), "nothing was run"
     usual = presets.table1(["split-mnist"], ["random-ogd", "sketchogd-2"], seeds=5).runs
-    bundles.write(results / "table1" / "split-mnist.json", [entry(run, 0.60 + 0.02 * run.seed**2) for run in usual])
+    bundles.write_entries(
+        results / "table1" / "split-mnist.json", [entry(run, 0.60 + 0.02 * run.seed**2) for run in usual]
+    )
     runs = presets.causes(["split-mnist"], seeds=5).runs
     closer = [run for run in runs if run.method.name == "random-ogd" and run.seed in (1, 3)]
     product = [run for run in runs if run.method.name == "sketchogd-2" and run.seed == 0]
     lines = [entry(run, 0.70 + 0.01 * run.seed) for run in closer] + [entry(run, 0.5) for run in product]
-    bundles.write(results / "causes" / "split-mnist.json", lines)
+    bundles.write_entries(results / "causes" / "split-mnist.json", lines)
     heads = presets.causes(["split-cifar100"], seeds=5).runs
-    bundles.write(results / "causes" / "split-cifar100.json", [entry(run, 0.4) for run in heads])
+    bundles.write_entries(results / "causes" / "split-cifar100.json", [entry(run, 0.4) for run in heads])
     text = section(results_page.page(results), title)
     # Seeds 1 and 3: .62 .78 in the table, whose five seeds are at .60 .62 .68 .78 .92, and .71 .73 here.
     mean, std = published.lookup("split-mnist", "random-ogd")[:2]
@@ -159,7 +160,7 @@ def test_goals_are_met_or_not_by_the_unrounded_mean(results: Path) -> None:
         if line.startswith(("| SketchOGD", "| LayerSketch"))
     ]
     by_goal = {(row[0].split(":")[1].split("(")[0].strip(), row[1]): row[2:] for row in rows}
-    assert len(rows) == len(equal_bytes.goal_list())
+    assert len(rows) == len(goals.goal_list())
     counted = "the paper's budget, everything counted in it"
     assert by_goal[counted, "Split MNIST"] == ["≥ 0.690", "0.690 ± 0.000", "541 MB", "0", "**no**"]
     tuned = "2 MB, strength tuned on held-out training data"
@@ -216,7 +217,7 @@ def test_tuning_and_ablations(results: Path) -> None:
 
 def test_runs_of_another_preset_with_the_same_settings_fill_a_cell_once(results: Path) -> None:
     run = chosen(presets.table1(seeds=1), "split-mnist", "sgd")[0]
-    bundles.write(results / "curves" / "split-mnist.json", [entry(replace(run, preset="curves"), 0.1)])
+    bundles.write_entries(results / "curves" / "split-mnist.json", [entry(replace(run, preset="curves"), 0.1)])
     cell = Evidence.load(results).cell(run)
     assert cell.accuracy.n == 5
     assert cell.accuracy.mean == pytest.approx(0.62), "the run of its own preset counts"
@@ -224,15 +225,17 @@ def test_runs_of_another_preset_with_the_same_settings_fill_a_cell_once(results:
     assert Evidence.load(results).cell(other) is None
 
 
-def test_writing_and_checking(results: Path, repository: Path) -> None:
-    call = CliRunner().invoke
+def test_writing_and_checking(results: Path, repository: Path, capsys: pytest.CaptureFixture) -> None:
     where = [str(results), "--repository", str(repository)]
-    assert call(app, ["results", *where, "--check"]).exit_code == 1
-    assert call(app, ["results", *where, "--write"]).exit_code == 0
+    assert main([*where, "--check"]) == 1
+    assert "python -m tools.results --write" in capsys.readouterr().out
+    assert main([*where, "--write"]) == 0
     assert results_page.check(results, repository) == []
-    assert call(app, ["results", *where, "--check"]).exit_code == 0
+    assert main([*where, "--check"]) == 0
+    assert capsys.readouterr().out.endswith("they agree\n")
     text, readme = (repository / "docs/results.md").read_text(), (repository / "README.md").read_text()
-    assert call(app, ["results", *where]).stdout == text
+    assert main(where) == 0
+    assert capsys.readouterr().out == text
     assert readme.startswith("# before")
     assert readme.endswith("after\n")
     assert row_of(readme, "`layer-sketch`, strength tuned on held-out training data")[4] == "0.912 ± 0.000"

@@ -1,9 +1,16 @@
-"""The command line: `sketchogd`, or `python -m sketchogd.cli`. Needs the extra `sketchogd[lab]`."""
+"""The command line: `sketchogd`, or `python -m sketchogd.cli`. Needs the extra `sketchogd[lab]`.
+
+* `show`: tables, JSON and progress bars
+* `options`: option types and the guard that commands share
+* `run`: demo, run and reproduce; `run_table`: the table that they print
+* `report`, `inspect`, `bench`, `data`, `merge`: one command each
+* `app`: all of them, in the order of the help
+"""
 
 from typing import Any
 
 try:
-    from sketchogd.cli.commands import app
+    from sketchogd.cli.app import app
 except ModuleNotFoundError as missing:
     if missing.name not in ("typer", "rich", "click"):
         raise

@@ -1,9 +1,8 @@
-"""What the command line prints: tables (or JSON), progress bars, and errors without tracebacks.
+"""What the command line prints: tables (or JSON), their cells, and progress bars.
 
 Results go to standard output; bars, notes and errors to standard error, so that `--json` can be piped.
 """
 
-import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,54 +15,37 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from sketchogd.errors import ProtectionError
+from sketchogd.budget import format_bytes
 from sketchogd.lab.runs.config import RunConfig
-from sketchogd.lab.runs.grid import Outcome, Update
-from sketchogd.paper.published import TASKS
-
-FAILED, WRONG, INTERRUPTED = 1, 2, 130
-"""Exit codes: a run failed; the command cannot be carried out as given; Ctrl-C."""
+from sketchogd.lab.runs.grid import Update
+from sketchogd.lab.streams import BENCHMARKS
 
 out = Console()
 out.width = max(out.width, 130)  # a narrower terminal wraps lines, which reads better than folded words
 err = Console(stderr=True)
 
 
-def friendly(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn a user's mistakes into one line on standard error, and Ctrl-C into a hint."""
+def bytes_cell(count: float | None) -> str:
+    """Bytes in a column of a table: as many decimals for every number of a unit, so that they line up.
 
-    @functools.wraps(command)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        try:
-            command(*args, **kwargs)
-        except (ValueError, OSError, ProtectionError) as error:
-            err.print(Text(f"error: {error}", style="red"))
-            raise typer.Exit(WRONG) from None
-        except KeyboardInterrupt:
-            err.print("stopped; what is done is kept, and the same command goes on from there")
-            raise typer.Exit(INTERRUPTED) from None
-
-    return guarded
-
-
-def human_bytes(count: float | None) -> str:
-    """Bytes in decimal units.
-
-    >>> human_bytes(1_601_312), human_bytes(0), human_bytes(None)
-    ('1.6 MB', '0 B', '')
+    >>> bytes_cell(1_601_312), bytes_cell(7.7e9), bytes_cell(0), bytes_cell(None)
+    ('1.6 MB', '7.70 GB', '0 B', '')
     """
-    if count is None:
-        return ""
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.2f} GB"
+    return "" if count is None else format_bytes(count, decimals=2 if count >= 10**9 else 1)
+
+
+def three_decimals(value: float | None) -> str:
+    """An accuracy in a column of a table."""
+    return "" if value is None else f"{value:.3f}"
+
+
+def signed(value: float | None) -> str:
+    """A difference of accuracies in a column of a table."""
+    return "" if value is None else f"{value:+.3f}"
 
 
 def table(title: str, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Callable[[Any], str]]) -> None:
-    """Print rows; `columns` gives the heading (also the key) and how a value is written."""
+    """Print rows as a table; `columns` maps each heading, also the key in a row, to how its values are written."""
     grid = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in columns:
         words = heading in ("benchmark", "method", "name", "note", "variant")
@@ -79,7 +61,7 @@ def as_json(value: Any) -> None:
 
 
 class _Rate(ProgressColumn):
-    """Epochs a minute."""
+    """Epochs per minute."""
 
     def render(self, task: Task) -> Text:
         """The rate, once there is one."""
@@ -89,8 +71,8 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def grid_bar(configs: Sequence[RunConfig], quiet: bool) -> Iterator[Callable[[Update], None]]:
-    """A bar over all epochs of a grid, with rate and time left; gives the listener for `run_grid`."""
-    weights = {c.name: c.training.epochs * (c.tasks or TASKS.get(c.benchmark, 1)) for c in configs}
+    """A bar over all epochs of a grid, with rate and time left; yields the listener for `run_grid`."""
+    weights = {config.name: epochs_of(config) for config in configs}
     shares: dict[str, float] = {}
     columns = (
         TextColumn("{task.description}"),
@@ -110,10 +92,7 @@ def grid_bar(configs: Sequence[RunConfig], quiet: bool) -> Iterator[Callable[[Up
         yield listen
 
 
-def finish(outcomes: Sequence[Outcome]) -> None:
-    """Say which runs failed, and leave with the code for it if any did."""
-    failed = [outcome for outcome in outcomes if outcome.status in ("failed", "busy")]
-    for outcome in failed:
-        err.print(Text(f"{outcome.run}: {outcome.status}: {outcome.message}", style="red"))
-    if failed:
-        raise typer.Exit(FAILED)
+def epochs_of(config: RunConfig) -> int:
+    """Epochs of a run over all of its tasks; an unknown benchmark counts as one task."""
+    known = BENCHMARKS[config.benchmark].tasks if config.benchmark in BENCHMARKS else 1
+    return config.training.epochs * (config.tasks or known)

@@ -1,4 +1,4 @@
-"""The paper's networks: an MLP for the MNIST benchmarks and a LeNet for Split CIFAR-100, with one head or several.
+"""The paper's networks, an MLP with one head and a LeNet with a head per task; `mlp_for`, `lenet_for` fit a stream.
 
 Any `nn.Module` can be used in the lab; these two are what the published numbers were measured on. Weights come from the
 seed given, and the global random state is left as it was. `p` protected parameters, `b` examples in a batch.
@@ -8,16 +8,21 @@ import contextlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from sketchogd.model.batches import evaluating
+from sketchogd.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from sketchogd.lab.streams.tasks import Stream
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Run a block under PyTorch's CPU generator seeded with `seed`; its state afterwards is what it was before."""
+    """Run a block with PyTorch's CPU generator seeded with `seed`; its state is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -40,7 +45,7 @@ def mlp(inputs: int = 1024, hidden: Sequence[int] = (100, 100), outputs: int = 1
 
 
 class LeNet(nn.Module):
-    """Two convolutions and a wide layer, each with batch normalisation, then a linear head for each task.
+    """Two convolutions and a wide layer, each with batch normalisation, then a linear head per task.
 
     conv 5×5 pad 2, 3→20, BN, ReLU, pool 2; conv 20→50, BN, ReLU, pool 2; Linear(3200, 500), BN, ReLU; head 500→classes.
     x (b, 3, 32, 32) → logits (b, classes_per_head) of the active head, which `use_head` selects; head 0 at first.
@@ -81,18 +86,18 @@ class LeNet(nn.Module):
         self.head = head
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """What the heads see: images (b, 3, 32, 32), or what `convolved` made of them (b, 3200) → (b, 500)."""
+        """Input of the heads: images (b, 3, 32, 32), or their `convolved` features (b, 3200) → (b, 500)."""
         return torch.relu(self.wide_norm(self.wide(x if x.ndim == 2 else self.convolved(x))))
 
     def convolved(self, x: torch.Tensor) -> torch.Tensor:
-        """What the wide layer sees: x (b, 3, 32, 32) → (b, 3200)."""
+        """Input of the wide layer: x (b, 3, 32, 32) → (b, 3200)."""
         x = self.pool(torch.relu(self.conv1_norm(self.conv1(x))))
         x = self.pool(torch.relu(self.conv2_norm(self.conv2(x))))
         return x.flatten(1)
 
     @torch.no_grad()
     def frozen_features(self, x: torch.Tensor) -> torch.Tensor:
-        """`convolved` with evaluation statistics, in pieces. Where convolutions are frozen, features replace images."""
+        """`convolved` in evaluation mode, in chunks; replaces the images where the convolutions are frozen."""
         with evaluating(self):
             return torch.cat([self.convolved(piece) for piece in x.split(1000)])
 
@@ -100,3 +105,20 @@ class LeNet(nn.Module):
         """Logits (b, classes_per_head) of the active head."""
         logits: torch.Tensor = self.heads[self.head](self.features(x))
         return logits
+
+
+def mlp_for(stream: "Stream", seed: int) -> nn.Sequential:
+    """The MLP for a stream with one head; its weights are derived from the seed of the run.
+
+    Raises:
+        ValueError: the stream has several heads.
+    """
+    if stream.heads > 1:
+        raise ValueError("the MLP has one head; for a stream with several give `fit` a model with use_head(head)")
+    shape = stream.test(0)[0].shape[1:]
+    return mlp(shape.numel(), outputs=stream.classes, seed=derive_seed(seed, "model"))
+
+
+def lenet_for(stream: "Stream", seed: int) -> LeNet:
+    """The LeNet for a stream of images (3, 32, 32); its weights are derived from the seed of the run."""
+    return LeNet(stream.heads, stream.classes, seed=derive_seed(seed, "model"))

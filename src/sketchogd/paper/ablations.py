@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sketchogd.budget import ANCHORS
-from sketchogd.lab.methods import KINDS, Method, unknown
+from sketchogd.lab.methods import KINDS, Method
+from sketchogd.lab.names import unknown
 from sketchogd.lab.runs.config import RunConfig, Training
-from sketchogd.paper.settings import Names, Preset, checked, default_method, distinct, training_for
+from sketchogd.paper.settings import PAPER, Names, Preset, checked, default_method, distinct, training_for
 
-BENCHMARKS = ("rotated-mnist", "split-mnist")
+BENCHMARKS = tuple(name for name, own in PAPER.items() if own.ablated)
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 1e-4}
 """Adam's step is about lr whatever the gradient, so it needs a smaller one than SGD."""
 
@@ -29,7 +30,7 @@ OUTPUT_WORDS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of an ablation: what is varied, in words, with the method and the training it means."""
+    """One line of an ablation: the setting that is varied, in words, and the method and training it stands for."""
 
     words: str
     method: Method
@@ -72,7 +73,7 @@ def _remembered(benchmark: str) -> list[Variant]:
     found = []
     for name in ("sketchogd", "layer-sketch"):
         for count in counts:
-            words = f"{_title(name)}, {'all' if count is None else count} a task"
+            words = f"{_title(name)}, {'all examples' if count is None else f'{count} per task'}"
             found.append(_variant(words, default_method(name, benchmark, examples=count), benchmark))
     return found
 
@@ -159,7 +160,7 @@ def _both(benchmark: str) -> list[Variant]:
 
 
 def _anchors(benchmark: str) -> list[Variant]:
-    words = ("anchor in full", "one byte a weight", "no anchor, inputs projected hard")
+    words = ("anchor in full", "one byte per weight", "no anchor, inputs projected hard")
     found = []
     for budget, kinds in ((250_000, (1, 2)), (500_000, (1, 2)), (2_000_000, (0, 1))):
         for kind in kinds:
@@ -186,7 +187,11 @@ ABLATIONS: dict[str, Ablation] = {
 
 
 def ablations(benchmarks: Names = None, methods: Names = None, seeds: int = 1, groups: Names = None) -> Preset:
-    """All ablations, or the `groups` that are named; `methods` keeps the runs of these only."""
+    """All ablations, or only the `groups` named; `methods` keeps the runs of these methods only.
+
+    Raises:
+        ValueError: unknown ablation or benchmark, no seeds, or methods that no ablation has.
+    """
     for group in groups or ():
         if group not in ABLATIONS:
             raise ValueError(unknown("ablation", group, ABLATIONS))

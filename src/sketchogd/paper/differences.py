@@ -1,35 +1,22 @@
-"""Runs that look for the cause where ours and the published numbers differ: the same methods, closer to the letter.
+"""Runs that look for the cause where our numbers and the published ones differ: the same methods, closer to the paper.
 
-The tables project the joint displacement of 50 steps; here every step is projected, as the paper has it. And A-GEM on
-Split CIFAR-100 does what the released code does with several heads (`published_agem`). Permuted MNIST is run with the
-permutations of the released code, which it draws with Python's own generator, so that they can be drawn again.
+The tables project the joint displacement of 50 steps; here every step is projected, as in the paper. A-GEM on Split
+CIFAR-100 treats several heads as the released code does (`published_agem`). Permuted MNIST is run with the permutations
+of the released code, which draws them with Python's own generator, so that they can be drawn again.
 """
 
 from dataclasses import dataclass, replace
 
 from sketchogd.lab.methods import Method, method
 from sketchogd.lab.runs.config import RunConfig
-from sketchogd.paper.settings import SIZES, Names, Preset, checked, table1_method, table2_method, training_for
-
-EVERY_STEP: dict[str, dict[str, tuple[str, ...]]] = {
-    "split-mnist": {
-        "table1": ("sketchogd-1", "sketchogd-2", "sketchogd-3", "pca-ogd", "random-ogd"),
-        "table2": ("sketchogd-2", "ogd"),
-    },
-    "permuted-mnist": {"table1": ("sketchogd-1", "sketchogd-2", "random-ogd")},
-}
-"""By benchmark and table, the methods that are run again with a projection after every step."""
-
+from sketchogd.paper.settings import PAPER, Names, Preset, checked, table1_method, table2_method, training_for
 
 SEEDS, FEW_SEEDS = 5, 3
-
-RELEASED_PERMUTATIONS = ("sgd", "sketchogd-1", "sketchogd-2", "random-ogd")
-"""Methods of table 1 that are run again on Permuted MNIST with the permutations of the released code."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A row of a table as it stands there, the same closer to the published runs (its first seed), and in what."""
+    """A method as in a table, the first seed of the same run closer to the published ones, and what is closer."""
 
     table: str
     usual: Method
@@ -38,21 +25,20 @@ class Suspect:
 
 
 def suspects(benchmark: str) -> list[Suspect]:
-    """What is run on a benchmark."""
-    training = training_for(benchmark)
+    """The suspected causes that are run on a benchmark."""
+    training, own = training_for(benchmark), PAPER[benchmark]
     found = []
     for table, choose in (("table1", table1_method), ("table2", table2_method)):
-        for name in EVERY_STEP.get(benchmark, {}).get(table, ()):
+        for name in own.every_step.get(table, ()):
             usual = choose(name, benchmark)
             closer = RunConfig(benchmark, replace(usual, every=1), training, 0, "causes")
             found.append(Suspect(table, usual, closer, "every step projected"))
-    if benchmark == "permuted-mnist":
-        for name in RELEASED_PERMUTATIONS:
-            usual = table1_method(name, benchmark)
-            closer = RunConfig(benchmark, usual, training, 0, "causes", released=True)
-            found.append(Suspect("table1", usual, closer, "permutations of the released code"))
-    if benchmark == "split-cifar100":
-        kept, batch = SIZES[benchmark].agem
+    for name in own.released:
+        usual = table1_method(name, benchmark)
+        closer = RunConfig(benchmark, usual, training, 0, "causes", released=True)
+        found.append(Suspect("table1", usual, closer, "permutations of the released code"))
+    if own.mixed_heads:
+        kept, batch = own.sizes.agem
         mixed_up = method("a-gem-published", per_task=kept, batch=batch)
         closer = RunConfig(benchmark, mixed_up, training, 0, "causes")
         found.append(Suspect("table1", table1_method("a-gem", benchmark), closer, "heads as in the released code"))
@@ -60,9 +46,12 @@ def suspects(benchmark: str) -> list[Suspect]:
 
 
 def causes(benchmarks: Names = None, methods: Names = None, seeds: int | None = None) -> Preset:
-    """Differences from the published tables, looked into; `methods` are names of the tables' rows.
+    """The runs that look for causes; `methods` are names of rows of the tables.
 
-    Three seeds each, and five where the permutations are the published ones, unless said otherwise.
+    By default three seeds each, and five where the permutations are the published ones.
+
+    Raises:
+        ValueError: unknown benchmark, no seeds, or nothing to look into there.
     """
     most = SEEDS if seeds is None else seeds
     runs = [

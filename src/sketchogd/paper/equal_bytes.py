@@ -1,19 +1,18 @@
-"""Experiments of our own: every method over a range of budgets, the goals, and settings tuned without test data.
-
-Letters: p protected parameters, T tasks.
-"""
+"""Every method over a range of budgets, all bytes counted. Letters: p protected parameters, T tasks."""
 
 from typing import Any
 
 from sketchogd.budget import parse_bytes
-from sketchogd.lab.methods import KINDS, Method, method, unknown
+from sketchogd.lab.methods import KINDS, Method, method
+from sketchogd.lab.names import unknown
 from sketchogd.lab.runs.config import RunConfig
-from sketchogd.paper.published import EXAMPLES, TASKS
+from sketchogd.lab.streams import record
 from sketchogd.paper.settings import (
+    MB,
+    PAPER,
     PAPER_BYTES,
     PARAMETERS,
     SIZES,
-    SMALL_BYTES,
     TUNED_SKETCH,
     Names,
     Preset,
@@ -23,11 +22,8 @@ from sketchogd.paper.settings import (
     training_for,
 )
 
-MB = 1_000_000
-_MLP = (MB // 4, MB // 2, MB, 2 * MB, 5 * MB, 20 * MB, 80 * MB)
-_CIFAR = (MB, 4 * MB, 16 * MB, 64 * MB, 256 * MB, 1500 * MB)
-BUDGETS = {name: (*(_CIFAR if name == "split-cifar100" else _MLP), PAPER_BYTES[name]) for name in PARAMETERS}
-"""From the size of a part of the weights to the paper's."""
+BUDGETS = {name: (*own.budgets, PAPER_BYTES[name]) for name, own in PAPER.items()}
+"""From the size of a part of the weights to the paper's budget."""
 
 FEWEST_VECTORS = {
     "sketchogd": 10,
@@ -39,35 +35,23 @@ FEWEST_VECTORS = {
     "sketchogd-2": 20,
     "sketchogd-3": 40,
 }
-"""Below so many vectors of length p a sketch of gradients protects next to nothing; pca-ogd and random-ogd need T."""
+"""With fewer vectors of length p a sketch of gradients protects next to nothing; pca-ogd and random-ogd need T."""
 
 SMALL_BUDGET, SMALL_BLOCKS = 80 * MB, 64
-"""With so many bytes or fewer the sketches of blocks have small ranks, and held-out data favours more blocks."""
+"""At this budget and below the sketches of blocks have small ranks, and held-out data favours more blocks."""
 
-PULL_BYTES = dict.fromkeys(PARAMETERS, SMALL_BUDGET) | {"split-cifar100": PAPER_BYTES["split-cifar100"]}
-"""What a pull by gradients is given in the goals, and where its strength is tuned: a seventh of the paper's budget for
-the MNIST benchmarks, and all of it for Split CIFAR-100."""
-
-ELSEWHERE = dict.fromkeys(("sketchogd-1", "sketchogd-2", "sketchogd-3", "pca-ogd", "random-ogd"), PAPER_BYTES)
-ELSEWHERE |= {"sketchogd": PAPER_BYTES, "sketchogd-blocks": PAPER_BYTES, "sketchogd-pull": PULL_BYTES}
-ELSEWHERE |= {"layer-sketch": SMALL_BYTES, "a-gem": dict.fromkeys(PARAMETERS, 5 * MB) | {"split-cifar100": 16 * MB}}
-"""Budgets whose runs belong to table 1 (the paper's methods at the paper's sizes) or to the goals (ours)."""
+PAPER_SIZED = ("sketchogd-1", "sketchogd-2", "sketchogd-3", "pca-ogd", "random-ogd", "sketchogd", "sketchogd-blocks")
+"""Methods whose runs at the paper's budget belong to table 1 or to the goals."""
 
 FIXED_SIZE = ("ewc", "si")
-EXAMPLE_BYTES = dict.fromkeys(PARAMETERS, 4 * 1024 + 16) | {"split-cifar100": 4 * 3072 + 16}
-"""A raw example as A-GEM and replay keep it: float32, its label and its group."""
-
-LAYER_FULL_BYTES = dict.fromkeys(PARAMETERS, 5 * MB) | {"split-cifar100": 64 * MB}
-"""About where a layer memory keeps its second moments exactly and more bytes change nothing."""
+EXAMPLE_BYTES = {name: record(name).example_nbytes for name in PAPER}
+"""Bytes per raw example as A-GEM and replay keep it."""
 
 HALF_BASIS: dict[str, Any] = {"basis_dtype": "bfloat16", "offload": "cpu"}
-"""A basis of two bytes a number on the device, and the sketch in four on the host."""
+"""A basis of two bytes per number on the device, and the sketch of four on the host."""
 
-BLOCKED = ("rotated-mnist", "permuted-mnist", "split-mnist")
-"""Benchmarks on which held-out data favours a gradient sketch for each block of the parameters over one for all."""
-
-
-# ---------------------------------------------------------------- equal bytes
+BLOCKED = tuple(name for name, own in PAPER.items() if own.blocked)
+"""Benchmarks on which held-out data favours a gradient sketch per block of the parameters over one for all."""
 
 
 def equal_bytes(
@@ -75,8 +59,11 @@ def equal_bytes(
 ) -> Preset:
     """Every method over budgets from 0.25 MB to the paper's, all bytes counted; or all at the one that is given.
 
-    Left out: budgets that a method cannot use (too small for it, or beyond where it keeps everything), and runs at the
-    paper's own sizes, which tables 1 and 2 and the goals have. What has a fixed size appears once.
+    Left out: budgets that a method cannot use (too small for it, or larger than everything it could keep), and runs
+    that table 1 or the goals have. Methods of fixed size appear once.
+
+    Raises:
+        ValueError: unknown benchmark or method, no seeds, or a budget that no method fits into.
     """
     chosen = checked(benchmarks, seeds)
     for name in methods or ():
@@ -103,14 +90,14 @@ def _over_budgets(name: str, benchmark: str) -> list[Method]:
     for previous, budget in zip((0, *budgets), budgets, strict=False):
         if previous < _most_bytes(name, benchmark):
             sized = _at_budget(name, benchmark, budget)
-            elsewhere = ELSEWHERE.get(name, {}).get(benchmark) == budget
+            elsewhere = _elsewhere(name, benchmark) == budget
             chosen += [m for m in sized if not elsewhere or m.options.get("basis_dtype")]
     return chosen
 
 
 def _at_budget(name: str, benchmark: str, budget: int) -> list[Method]:
     """The settings of a method at a budget: none where it does not fit, two where the basis may have two bytes."""
-    p, sizes, tasks = PARAMETERS[benchmark], SIZES[benchmark], TASKS[benchmark]
+    p, sizes, tasks = PARAMETERS[benchmark], SIZES[benchmark], record(benchmark).tasks
     settings: dict[str, Any] = {"budget": budget}
     if name in ("layer-sketch", "gpm"):
         # The copy of the weights that lazy projection needs would take most of a small budget.
@@ -123,7 +110,7 @@ def _at_budget(name: str, benchmark: str, budget: int) -> list[Method]:
         settings |= block_options(benchmark, budget)
     if name in ("pca-ogd", "random-ogd") or name in FEWEST_VECTORS:
         settings |= {"samples": sizes.pca[0]} if name == "pca-ogd" else {}
-        settings |= TUNED_SKETCH.get(benchmark, {}) if name == "sketchogd" else {}
+        settings |= TUNED_SKETCH[benchmark] if name == "sketchogd" else {}
         fewest = FEWEST_VECTORS.get(name, tasks)
         if (fewest + 1) * 4 * p > budget:
             return []
@@ -137,22 +124,25 @@ def _at_budget(name: str, benchmark: str, budget: int) -> list[Method]:
 
 
 def block_options(benchmark: str, budget: int) -> dict[str, Any]:
-    """The number of blocks at a budget, where that is not as usual."""
+    """The number of blocks at a budget, where it is not the usual one."""
     return {"blocks": SMALL_BLOCKS} if benchmark in BLOCKED and budget <= SMALL_BUDGET else {}
+
+
+def _elsewhere(name: str, benchmark: str) -> int | None:
+    """The budget at which a method's run belongs to table 1 (the paper's methods) or to the goals (ours)."""
+    own = PAPER[benchmark]
+    if name in PAPER_SIZED:
+        return PAPER_BYTES[benchmark]
+    return {"sketchogd-pull": own.pull_bytes, "layer-sketch": own.small_bytes, "a-gem": own.agem_bytes}.get(name)
 
 
 def _most_bytes(name: str, benchmark: str) -> float:
     """Bytes beyond which a method has no use for more, or is not tried with more."""
+    own, known = PAPER[benchmark], record(benchmark)
     if name == "sketchogd-pull":
-        return PULL_BYTES[benchmark]
+        return own.pull_bytes
     if name in ("layer-sketch", "gpm"):
-        return LAYER_FULL_BYTES[benchmark]
+        return own.layer_full_bytes
     if name in ("a-gem", "replay"):
-        return EXAMPLE_BYTES[benchmark] * EXAMPLES[benchmark] * TASKS[benchmark]
+        return known.example_nbytes * known.examples * known.tasks
     return float("inf")
-
-
-# ---------------------------------------------------------------- goals
-
-
-# ---------------------------------------------------------------- tuning

@@ -7,18 +7,12 @@ from typing import Any
 from sketchogd.budget import ANCHORS
 from sketchogd.lab.methods import KINDS, Method, method
 from sketchogd.lab.runs.config import RunConfig
-from sketchogd.paper.equal_bytes import (
-    BLOCKED,
-    HALF_BASIS,
-    MB,
-    PULL_BYTES,
-    block_options,
-)
+from sketchogd.lab.streams import record
+from sketchogd.paper.equal_bytes import BLOCKED, HALF_BASIS, block_options
 from sketchogd.paper.settings import (
+    MB,
+    PAPER,
     PAPER_BYTES,
-    PARAMETERS,
-    SMALL_BYTES,
-    TUNED,
     TUNED_SKETCH,
     Names,
     Preset,
@@ -34,7 +28,7 @@ ONE_RULE: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class Goal:
-    """An accuracy to reach with a method on a benchmark; `words` says under which condition, `key` in one word."""
+    """An accuracy to reach with a method on a benchmark; `words` states the condition, `key` names it."""
 
     key: str
     benchmark: str
@@ -43,16 +37,13 @@ class Goal:
     words: str
 
 
-_COUNTED = dict(zip(PARAMETERS, (0.890, 0.830, 0.690, 0.676), strict=True))
-
-
-_BFLOAT16 = {"rotated-mnist": 0.900, "permuted-mnist": 0.843}
-
+_COUNTED = {name: own.counted for name, own in PAPER.items()}
+_BFLOAT16 = {name: own.bfloat16 for name, own in PAPER.items() if own.bfloat16 is not None}
 
 _LAYERS = {
     "tuned": "strength tuned on held-out training data",
     "one-rule": "one rule for all four",
-    "quarter": "the same rule, the anchor in one byte a weight",
+    "quarter": "the same rule, the anchor in one byte per weight",
 }
 
 
@@ -72,17 +63,18 @@ def goal_list() -> list[Goal]:
         if benchmark in BLOCKED
     ]
     for benchmark, accuracy in _COUNTED.items():
-        budget = PULL_BYTES[benchmark]
+        budget = PAPER[benchmark].pull_bytes
         words = "the paper's budget" if budget == PAPER_BYTES[benchmark] else f"{budget / MB:g} MB"
         words += ", everything counted in it; strength tuned on held-out training data"
         chosen = default_method("sketchogd-pull", benchmark, budget=budget, **block_options(benchmark, budget))
         found.append(Goal("pull", benchmark, chosen, accuracy, words))
     for key, words in _LAYERS.items():
-        for benchmark, accuracy in zip(PARAMETERS, (0.905, 0.925, 0.910, 0.665), strict=True):
-            budget = SMALL_BYTES[benchmark] // (4 if key == "quarter" else 1)
-            options = ANCHORS[1] if key == "quarter" else TUNED["layer-sketch"][benchmark] if key == "tuned" else {}
+        for benchmark, own in PAPER.items():
+            budget = own.small_bytes // (4 if key == "quarter" else 1)
+            tuned = record(benchmark).tuned["layer-sketch"] if key == "tuned" else {}
+            options = ANCHORS[1] if key == "quarter" else tuned
             chosen = method("layer-sketch", budget=budget, **ONE_RULE, **options)
-            found.append(Goal(key, benchmark, chosen, accuracy, f"{budget / MB:g} MB, {words}"))
+            found.append(Goal(key, benchmark, chosen, own.layers, f"{budget / MB:g} MB, {words}"))
     return found
 
 
@@ -100,7 +92,7 @@ def _sketch_goal(key: str, benchmark: str, accuracy: float, tuned: Mapping[str, 
 
 
 def goals(benchmarks: Names = None, methods: Names = None, seeds: int = 5) -> Preset:
-    """The runs that decide the goals."""
+    """The runs that decide whether the goals are reached."""
     chosen = checked(benchmarks, seeds)
     runs = [
         RunConfig(goal.benchmark, goal.method, training_for(goal.benchmark), seed, "goals")

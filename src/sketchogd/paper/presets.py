@@ -1,8 +1,8 @@
 """The paper's experiments and ours, each a function that returns a `Preset`: a name and the runs it consists of.
 
-Memory settings are in `settings`, the paper's numbers in `published`, our own experiments in `comparisons`,
-`ablations` and `causes`. The paper projects every step; these presets project the joint displacement of 50, which lands
-on the same constraint with a fiftieth of the projections. `--every 1` is the paper's to the letter.
+Memory settings are in `settings`, the paper's numbers in `published`, our own experiments in `equal_bytes`, `goals`,
+`tuning`, `ablations` and `differences`. The paper projects every step; these presets project the joint displacement of
+50, which meets the same constraint with a fiftieth of the projections. With `--every 1` every step is projected.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import Any
 
 from sketchogd.lab.methods import KINDS, Method, method
 from sketchogd.lab.runs.config import RunConfig, Training
+from sketchogd.lab.streams.benchmarks.rotated_mnist import ROTATED_MNIST
 from sketchogd.paper import published
 from sketchogd.paper.ablations import ablations
 from sketchogd.paper.differences import causes
@@ -77,7 +78,7 @@ def demo(seeds: int = 1) -> Preset:
     training = Training(epochs=5, lr=0.01)
     size: dict[str, Any] = {"tasks": 5, "n_train": 2000, "n_test": 2000, "degrees": 15.0}
     runs = [
-        RunConfig("rotated-mnist", settings, training, seed, "demo", **size)
+        RunConfig(ROTATED_MNIST.name, settings, training, seed, "demo", **size)
         for seed in range(seeds)
         for settings in chosen
     ]
@@ -95,11 +96,11 @@ PRESETS: dict[str, Callable[..., Preset]] = {
     "ablations": ablations,
     "causes": causes,
 }
-"""What `sketchogd reproduce` knows."""
+"""Every experiment of `sketchogd reproduce`."""
 
 
 def changed(preset: Preset, *, every: int | None = None, epochs: int | None = None) -> Preset:
-    """The preset with other numbers of steps between projections, or of epochs."""
+    """The preset with another number of steps between projections, or of epochs."""
     runs = []
     for run in preset.runs:
         settings = run.method

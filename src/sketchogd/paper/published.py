@@ -1,12 +1,13 @@
 """The numbers the paper prints, as plain data: mean and standard deviation of the average accuracy over five runs.
 
 `TABLE_1`: sketches see every training gradient. `TABLE_2`: every method compresses the same 4,800 gradients, and OGD
-keeps them all. `PROTOCOL`, `TASKS` and `EXAMPLES` are what a run must follow for its numbers to be comparable.
+keeps them all. Runs are comparable if they follow `PROTOCOL`, `TASKS` and `EXAMPLES`; `PAPER` compares them in reports.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from sketchogd.lab.pages.reference import Comparison, Reference
 from sketchogd.lab.records.metrics import Spread
 
 
@@ -18,46 +19,8 @@ class Published(NamedTuple):
     table: str
 
 
-BENCHMARKS = {
-    "rotated-mnist": "Rotated MNIST",
-    "permuted-mnist": "Permuted MNIST",
-    "split-mnist": "Split MNIST",
-    "split-cifar100": "Split CIFAR-100",
-}
-"""Columns of both tables, in the paper's order, with the titles they have in print."""
-
-METHODS = {
-    "sgd": "SGD",
-    "ogd": "OGD",
-    "random-ogd": "RandomOGD",
-    "pca-ogd": "PCA-OGD",
-    "sketchogd-1": "SketchOGD-1",
-    "sketchogd-2": "SketchOGD-2",
-    "sketchogd-3": "SketchOGD-3",
-    "sketchogd": "SketchOGD",
-    "sketchogd-blocks": "SketchOGD in blocks",
-    "sketchogd-pull": "SketchOGD in blocks, pulled",
-    "gradient-ogd": "Gradients projected",
-    "layer-sketch": "LayerSketch",
-    "gpm": "GPM",
-    "fd-ogd": "FD-OGD",
-    "ipca-ogd": "IPCA-OGD",
-    "ewc": "EWC",
-    "si": "SI",
-    "a-gem": "A-GEM",
-    "replay": "Replay",
-}
-"""Titles of the lab's methods, in the order in which they are listed; other methods follow under their own names."""
-
-KEEPS_EXAMPLES = ("a-gem", "a-gem-published", "replay")
-"""Methods that keep training examples of old tasks, which the others do without."""
-
-STYLES = (
-    *("layer-sketch", "sketchogd", "sketchogd-2", "a-gem", "sketchogd-3", "sketchogd-1", "ogd", "sgd"),
-    *("gpm", "fd-ogd", "ipca-ogd", "replay", "si", "ewc", "pca-ogd", "random-ogd"),
-    *("sketchogd-blocks", "sketchogd-pull"),
-)
-"""The place of a method is its style in all figures: colour (eight), dash and marker. Others get the free places."""
+BENCHMARKS = ("rotated-mnist", "permuted-mnist", "split-mnist", "split-cifar100")
+"""Columns of both tables, in the paper's order."""
 
 TABLE_1 = {
     "sketchogd-1": ((0.865, 0.004), (0.832, 0.004), (0.679, 0.004), (0.676, 0.002)),
@@ -89,17 +52,9 @@ TASKS = {"rotated-mnist": 10, "permuted-mnist": 10, "split-mnist": 5, "split-cif
 EXAMPLES = {"rotated-mnist": 10_000, "permuted-mnist": 10_000, "split-mnist": 2_000, "split-cifar100": 2_500}
 """Training examples of one task."""
 
-CURVES = {
-    "rotated-mnist": (1, 5, 9),
-    "permuted-mnist": (1, 5, 9),
-    "split-mnist": (1, 3, 5),
-    "split-cifar100": (2, 9, 18),
-}
-"""Tasks, counted from 1, whose accuracy the paper draws along training."""
-
 
 def lookup(benchmark: str, method: str, table: str | None = None) -> Published | None:
-    """The printed cell of a method, or None; without a table, table 1 and, for what only table 2 has, table 2.
+    """The printed cell of a method, or None; without a table, from table 1 or, for methods not in it, from table 2.
 
     >>> lookup("split-mnist", "sgd")
     Published(mean=0.604, std=0.003, table='table1')
@@ -108,7 +63,7 @@ def lookup(benchmark: str, method: str, table: str | None = None) -> Published |
     """
     if benchmark not in BENCHMARKS:
         return None
-    column = list(BENCHMARKS).index(benchmark)
+    column = BENCHMARKS.index(benchmark)
     for name in [table] if table in TABLES else list(TABLES):
         if method in TABLES[name]:
             return Published(*TABLES[name][method][column], name)
@@ -116,7 +71,7 @@ def lookup(benchmark: str, method: str, table: str | None = None) -> Published |
 
 
 def departures(benchmark: str, config: Mapping[str, Any], tasks: int) -> str:
-    """How a run of `tasks` tasks departs from the published protocol, as far as its config tells; empty if it does not.
+    """How a run of `tasks` tasks departs from the published protocol, judging by its config; empty if it does not.
 
     >>> departures("split-mnist", {"epochs": 3}, tasks=5)
     'epochs 3 instead of 30'
@@ -128,20 +83,24 @@ def departures(benchmark: str, config: Mapping[str, Any], tasks: int) -> str:
     return ", ".join(f"{key} {ours} instead of {theirs}" for key, ours, theirs in pairs if ours not in (None, theirs))
 
 
-def compare(
-    benchmark: str, method: str, config: Mapping[str, Any], tasks: int, accuracy: Spread
-) -> dict[str, float | str | bool | None]:
-    """Our average accuracy beside the printed one, as the last columns of a row of the report's table.
+class Paper(Reference):
+    """The paper's tables as a reference; a run whose preset names one of `TABLES` is compared with that one."""
 
-    A config whose preset names one of `TABLES` is compared with that one. `outside`: |difference| > 2 s_published +
-    s_ours.
-    """
-    cell = lookup(benchmark, method, config.get("preset"))
-    row: dict[str, float | str | bool | None] = {"published": None, "published_std": None, "published_table": None}
-    row |= {"shortened": departures(benchmark, config, tasks), "difference": None, "outside": None}
-    if cell:
-        row |= {"published": cell.mean, "published_std": cell.std, "published_table": cell.table}
-    if cell and not row["shortened"]:
+    source = "the values published in the SketchOGD paper"
+    tables: ClassVar[Mapping[str, str]] = {"table1": "table 1", "table2": "table 2"}
+
+    def compare(
+        self, benchmark: str, method: str, config: Mapping[str, Any], tasks: int, accuracy: Spread
+    ) -> Comparison:
+        """Our average accuracy beside the printed one; outside: |difference| > 2 s_published + s_ours."""
+        cell, shortened = lookup(benchmark, method, config.get("preset")), departures(benchmark, config, tasks)
+        if cell is None:
+            return Comparison(shortened=shortened)
+        if shortened:
+            return Comparison(cell.mean, cell.std, cell.table, shortened)
         difference = accuracy.mean - cell.mean
-        row |= {"difference": difference, "outside": bool(abs(difference) > 2 * cell.std + accuracy.std)}
-    return row
+        outside = bool(abs(difference) > 2 * cell.std + accuracy.std)
+        return Comparison(cell.mean, cell.std, cell.table, shortened, difference, outside)
+
+
+PAPER = Paper()

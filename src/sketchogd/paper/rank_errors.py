@@ -1,38 +1,30 @@
-"""What sketches of rising rank leave out of the gradients of a run, beside every bound: data of one figure.
+"""What sketches of rising rank leave out of the gradients of a run, measured, beside every bound of the paper.
 
 Letters: G (n, d) the gradients as rows, G = C B with orthonormal rows B (r, d) and coordinates C (n, r). Gaussian test
-matrices look the same in every orthonormal basis (B Ω is as Gaussian as Ω), so a sketch of the short rows C has errors
-of the same law as one of G, and 4,800 gradients of any length take seconds.
+matrices have the same distribution in every orthonormal basis (B Ω is as Gaussian as Ω), so a sketch of the short rows
+C has errors of the same law as one of G, and 4,800 gradients of any length take seconds.
 """
-
-from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sketchogd import AllRows, Gaussian, GradientSketch, ProductSketch, theory
+from sketchogd.lab.records.sketch_errors import KEYS
 
 RANKS = (50, 79, 124, 195, 307, 484, 762, 1200)
-"""k, evenly spaced in logarithms; those below the number of directions of the gradients are taken."""
-
-KEYS = (
-    "k",
-    "error_gradient",
-    "error_product",
-    "bound_gradient",
-    "bound_product_tight",
-    "bound_product_printed",
-    "optimum",
-)
+"""The values of k, evenly spaced on a logarithmic axis; those below the rank r of the gradients are measured."""
 
 
 def errors_over_rank(sketch: AllRows, ranks: tuple[int, ...] = RANKS, seed: int = 0) -> dict[str, np.ndarray]:
-    """Arrays by the names in `KEYS`, one entry for each rank below r; all but k are shares of ‖G‖².
+    """Measure the errors for each rank below r; all arrays but `k` are shares of ‖G‖².
 
     error_gradient, error_product: measured, one draw each, of `GradientSketch` and of `ProductSketch` with a Gaussian
     test matrix. bound_gradient: Theorem 1; bound_product_tight, bound_product_printed: Theorem 3 with either factor;
-    optimum: the singular vectors themselves. Empty where no rank is below r.
+    optimum: the singular vectors themselves.
+
+    Returns:
+        The arrays by the names in `sketch_errors.KEYS`, one entry per rank; empty if no rank is below r.
     """
     values, _ = sketch.spectrum()
     assert sketch.factor is not None or not len(values)
@@ -52,20 +44,6 @@ def errors_over_rank(sketch: AllRows, ranks: tuple[int, ...] = RANKS, seed: int 
         found["bound_product_printed"].append(theory.bound_product_sketch(s, k, tight=False).value / energy)
         found["optimum"].append(float(tails[k]) / energy)
     return {key: np.array(column) for key, column in found.items()}
-
-
-def mean_of(spectra: Iterable[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray] | None:
-    """Means over those that hold all of these arrays, for the ranks of the first; None where none does."""
-    found: list[dict[str, np.ndarray]] = []
-    for each in spectra:
-        if not all(key in each for key in KEYS):
-            continue
-        arrays = {key: np.asarray(each[key], dtype=float) for key in KEYS}
-        first = found[0]["k"] if found else arrays["k"]
-        sound = all(a.shape == (first.size,) and np.isfinite(a).all() for a in arrays.values())
-        if sound and first.size and (arrays["k"] == first).all():
-            found.append(arrays)
-    return {key: np.mean([each[key] for each in found], axis=0) for key in KEYS} if found else None
 
 
 def _error(sketch: GradientSketch | ProductSketch, C: Tensor) -> float:

@@ -1,16 +1,38 @@
-"""What experiments are made of: the paper's memory settings, how it trains, tuned options, and grids of runs.
+"""What experiments are made of: the paper's memory settings, ours per benchmark (`PAPER`), and grids of runs.
 
 Letters: p protected parameters, k and l the ranks of the paper's sketches.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from sketchogd.budget import ANCHORS, anchor_for
-from sketchogd.lab.methods import Method, method, unknown
-from sketchogd.lab.runs.config import RunConfig, Training
-from sketchogd.lab.streams import BENCHMARKS
+from sketchogd.lab.methods import Method, method
+from sketchogd.lab.names import unknown
+from sketchogd.lab.runs.config import RunConfig, Training, default_method
+from sketchogd.lab.streams import record
+
+__all__ = [
+    "MB",
+    "PAPER",
+    "PAPER_BYTES",
+    "PARAMETERS",
+    "SIZES",
+    "TUNED_SKETCH",
+    "Names",
+    "PaperBenchmark",
+    "Preset",
+    "Sizes",
+    "checked",
+    "default_method",
+    "distinct",
+    "grid",
+    "table1_method",
+    "table2_method",
+    "training_for",
+]
+
+MB = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -24,11 +46,13 @@ class Preset:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The paper's memory settings on one benchmark, counted for one task unless said otherwise.
+    """The paper's memory settings on one benchmark, per task unless said otherwise.
 
-    pca: PCA-OGD of experiment 1, sampled gradients and components kept. agem: A-GEM, examples kept, and the size of
-    its memory batch. compressed: gradients that every method of experiment 2 is shown (4,800 in all). kept: a task's
-    share of the 1,200 vectors.
+    Args:
+        pca: PCA-OGD of experiment 1: gradients sampled, and components kept.
+        agem: A-GEM: examples kept, and the size of its memory batch.
+        compressed: gradients that every method of experiment 2 is shown (4,800 in all).
+        kept: the share of the 1,200 vectors.
     """
 
     pca: tuple[int, int]
@@ -37,12 +61,123 @@ class Sizes:
     kept: int
 
 
-SIZES = {
-    "rotated-mnist": Sizes(pca=(200, 100), agem=(120, 120), compressed=480, kept=120),
-    "permuted-mnist": Sizes(pca=(200, 100), agem=(120, 120), compressed=480, kept=120),
-    "split-mnist": Sizes(pca=(300, 180), agem=(240, 240), compressed=960, kept=240),
-    "split-cifar100": Sizes(pca=(200, 50), agem=(60, 1200), compressed=240, kept=60),
+@dataclass(frozen=True)
+class PaperBenchmark:
+    """What the paper's experiments and ours need to know of a benchmark beside its `Benchmark` record.
+
+    Args:
+        sizes: the paper's memory settings.
+        budgets: bytes at which all methods are compared, beside the paper's budget.
+        small_bytes: budget of a layer memory in the goals, a few times the size of the protected weights.
+        agem_bytes: budget at which A-GEM is as in table 1, and so not run again.
+        layer_full_bytes: about where a layer memory keeps its second moments exactly and more bytes change nothing.
+        pull_bytes: budget of a pull by gradients in the goals, at which its strength is tuned.
+        pull_strengths: the weakest and the strongest pull by gradients that is tried, as far as it takes to see
+            accuracy fall.
+        tuned_sketch: options of `sketchogd` in its tuned goals and at equal bytes, chosen on held-out data.
+        counted: accuracy to reach with sketches in the paper's budget, everything counted.
+        bfloat16: accuracy to reach with a bfloat16 basis of 2,400 vectors, None for no such goal.
+        layers: accuracy to reach with layer memories.
+        blocked: whether held-out data favours a gradient sketch per block of the parameters over one for all.
+        ablated: whether the ablations are run on it.
+        every_step: by table, the methods that are run again with a projection after every step.
+        released: methods of table 1 that are run again with the permutations of the paper's released code.
+        mixed_heads: whether A-GEM is run again with its heads mixed up, as in the released code.
+        slowness: how many times fewer runs a piece of `tools.reproduce_all` has, to fit into ten minutes.
+    """
+
+    sizes: Sizes
+    budgets: tuple[int, ...]
+    small_bytes: int
+    agem_bytes: int
+    layer_full_bytes: int
+    pull_bytes: int
+    pull_strengths: tuple[float, float]
+    tuned_sketch: Mapping[str, Any]
+    counted: float
+    layers: float
+    bfloat16: float | None = None
+    blocked: bool = True
+    ablated: bool = False
+    every_step: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    released: tuple[str, ...] = ()
+    mixed_heads: bool = False
+    slowness: int = 1
+
+
+_MLP: dict[str, Any] = {
+    "budgets": (MB // 4, MB // 2, MB, 2 * MB, 5 * MB, 20 * MB, 80 * MB),
+    "small_bytes": 2 * MB,
+    "agem_bytes": 5 * MB,
+    "layer_full_bytes": 5 * MB,
+    "pull_bytes": 80 * MB,
 }
+"""What the benchmarks with the MLP share."""
+
+PAPER = {
+    "rotated-mnist": PaperBenchmark(
+        sizes=Sizes(pca=(200, 100), agem=(120, 120), compressed=480, kept=120),
+        **_MLP,
+        pull_strengths=(1.0, 512.0),
+        tuned_sketch={"every": 2000, "power": 1.0},
+        counted=0.890,
+        bfloat16=0.900,
+        layers=0.905,
+        ablated=True,
+    ),
+    "permuted-mnist": PaperBenchmark(
+        sizes=Sizes(pca=(200, 100), agem=(120, 120), compressed=480, kept=120),
+        **_MLP,
+        pull_strengths=(1.0, 512.0),
+        tuned_sketch={"every": 50, "power": 0.0},
+        counted=0.830,
+        bfloat16=0.843,
+        layers=0.925,
+        every_step={"table1": ("sketchogd-1", "sketchogd-2", "random-ogd")},
+        released=("sgd", "sketchogd-1", "sketchogd-2", "random-ogd"),
+    ),
+    "split-mnist": PaperBenchmark(
+        sizes=Sizes(pca=(300, 180), agem=(240, 240), compressed=960, kept=240),
+        **_MLP,
+        pull_strengths=(4.0, 2048.0),
+        tuned_sketch={"every": 500, "power": 0.0},
+        counted=0.690,
+        layers=0.910,
+        ablated=True,
+        every_step={
+            "table1": ("sketchogd-1", "sketchogd-2", "sketchogd-3", "pca-ogd", "random-ogd"),
+            "table2": ("sketchogd-2", "ogd"),
+        },
+    ),
+    "split-cifar100": PaperBenchmark(
+        sizes=Sizes(pca=(200, 50), agem=(60, 1200), compressed=240, kept=60),
+        budgets=(MB, 4 * MB, 16 * MB, 64 * MB, 256 * MB, 1500 * MB),
+        small_bytes=16 * MB,
+        agem_bytes=16 * MB,
+        layer_full_bytes=64 * MB,
+        pull_bytes=7_687_200_000,  # the paper's budget
+        pull_strengths=(4.0, 128.0),
+        tuned_sketch={"every": 50, "power": 0.0},
+        counted=0.676,
+        layers=0.665,
+        blocked=False,
+        mixed_heads=True,
+        slowness=4,
+    ),
+}
+"""The paper's benchmarks by name, in its order."""
+
+PARAMETERS = {name: record(name).parameters for name in PAPER}
+"""p."""
+
+PAPER_BYTES = {name: 1200 * 4 * p for name, p in PARAMETERS.items()}
+"""The paper's budget: 1,200 vectors of length p in float32."""
+
+SIZES = {name: own.sizes for name, own in PAPER.items()}
+"""`PaperBenchmark.sizes` by benchmark."""
+
+TUNED_SKETCH = {name: own.tuned_sketch for name, own in PAPER.items()}
+"""`PaperBenchmark.tuned_sketch` by benchmark; in the ablations `sketchogd` projects as often as the other methods."""
 
 SKETCHES: dict[str, dict[str, int]] = {
     "sketchogd-1": {"rank": 1200},
@@ -54,61 +189,12 @@ SKETCHES: dict[str, dict[str, int]] = {
 RANDOM_KEPT = 1200
 """RandomOGD, gradients in all, equally many of each task."""
 
-PAPER_TRAINING = Training(epochs=30, batch=10, lr=1e-3, optimizer="sgd")
-CIFAR_TRAINING = replace(PAPER_TRAINING, frozen=("conv*",), eval_after_first_step=True)
-"""The published Split CIFAR-100 runs never update the convolutions and stay in evaluation mode after the first step."""
-
-PARAMETERS = {"rotated-mnist": 113_610, "permuted-mnist": 113_610, "split-mnist": 112_802, "split-cifar100": 1_601_500}
-"""p."""
-
-PAPER_BYTES = {benchmark: 1200 * 4 * p for benchmark, p in PARAMETERS.items()}
-"""The paper's budget: 1,200 vectors of length p in float32."""
-
-SMALL_BYTES = dict.fromkeys(BENCHMARKS, 2_000_000) | {"split-cifar100": 16_000_000}
-"""What a layer memory is given in the goals: a few times the size of the protected weights."""
-
-TUNED: dict[str, dict[str, dict[str, Any]]] = {
-    "layer-sketch": {
-        "rotated-mnist": {"strength": 1.0, "damping": 0.015},
-        "permuted-mnist": {"strength": 1.0, "damping": 0.015},
-        "split-mnist": {"strength": 4.0, "damping": 0.05},
-        "split-cifar100": {"strength": 1.0, "damping": 0.015},
-    },
-    "sketchogd-pull": {
-        "rotated-mnist": {"strength": 4.0},
-        "permuted-mnist": {"strength": 2.0},
-        "split-mnist": {"strength": 512.0},
-        "split-cifar100": {"strength": 8.0},
-    },
-    "gpm": {
-        "rotated-mnist": {"energy": 0.97},
-        "permuted-mnist": {"energy": 0.97},
-        "split-cifar100": {"energy": 0.9},
-    },
-    "ewc": {"split-mnist": {"strength": 1000.0}, "split-cifar100": {"strength": 1.0}},
-    "si": {
-        "permuted-mnist": {"strength": 10.0, "damping": 1.0},
-        "split-mnist": {"strength": 100.0},
-        "split-cifar100": {"strength": 100.0, "damping": 1.0},
-    },
-}
-"""Options by method and benchmark where the usual ones are not the best; chosen by `sketchogd reproduce ridges`."""
-
-TUNED_SKETCH: dict[str, dict[str, Any]] = {
-    "rotated-mnist": {"every": 2000, "power": 1.0},
-    "permuted-mnist": {"every": 50, "power": 0.0},
-    "split-mnist": {"every": 500, "power": 0.0},
-    "split-cifar100": {"every": 50, "power": 0.0},
-}
-"""The same for `sketchogd`, which has them in its tuned goals and at equal bytes; in the ablations it projects as often
-as the others do."""
-
 Names = Sequence[str] | None
 
 
 def training_for(benchmark: str) -> Training:
     """How the paper trains on a benchmark, quirks included."""
-    return CIFAR_TRAINING if benchmark == "split-cifar100" else PAPER_TRAINING
+    return record(benchmark).training
 
 
 def table1_method(name: str, benchmark: str) -> Method:
@@ -137,28 +223,16 @@ def table2_method(name: str, benchmark: str) -> Method:
     return table1_method(name, benchmark)
 
 
-def default_method(name: str, benchmark: str, **settings: Any) -> Method:
-    """A method with its usual settings, or what was tuned for the benchmark; a ridge takes the place of a strength.
-
-    The anchor of a layer memory is kept as its budget asks for, unless something is said about it.
-    """
-    budget = settings.get("budget")
-    if name == "layer-sketch" and budget is not None and not settings.keys() & {"ridge", "anchor_dtype"}:
-        p = PARAMETERS[benchmark]
-        anchor = ANCHORS[anchor_for(budget, (4 * p, p, 0))]
-        settings |= anchor
-        if "ridge" in anchor and settings.get("every") is None:
-            settings["every"] = 1  # steps that are projected together would need a copy of the weights as well
-    tuned = {} if settings.get("ridge") is not None else TUNED.get(name, {}).get(benchmark, {})
-    return method(name, **{**tuned, **settings})
-
-
 def checked(benchmarks: Names, seeds: int) -> Sequence[str]:
-    """The benchmarks that were asked for, all four by default; unknown ones, and fewer than one seed, are errors."""
-    chosen = benchmarks or BENCHMARKS
+    """The benchmarks that were asked for, by default all of the paper's.
+
+    Raises:
+        ValueError: a benchmark is not one of the paper's, or there are no seeds.
+    """
+    chosen = benchmarks or tuple(PAPER)
     for name in chosen:
-        if name not in BENCHMARKS:
-            raise ValueError(unknown("benchmark", name, BENCHMARKS))
+        if name not in PAPER:
+            raise ValueError(unknown("benchmark of the paper", name, PAPER))
     if seeds < 1:
         raise ValueError(f"at least one seed is needed; got {seeds}")
     return chosen
@@ -178,7 +252,11 @@ def grid(
 
 
 def distinct(runs: Sequence[RunConfig]) -> tuple[RunConfig, ...]:
-    """The runs, each once, in the order in which they first appear; equal names must mean equal runs."""
+    """The runs without repetitions, in the order of their first appearance.
+
+    Raises:
+        ValueError: two different runs have the same name, and so the same folder.
+    """
     kept: dict[str, RunConfig] = {}
     for run in runs:
         if kept.setdefault(run.name, run) != run:

@@ -1,4 +1,4 @@
-"""Settings to choose from, scored on training data that is held out."""
+"""Tuning: settings scored on training data that is held out, never on test data."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,19 +6,14 @@ from itertools import product
 from typing import Any
 
 from sketchogd.budget import ANCHORS
-from sketchogd.lab.methods import KINDS, Method, method, unknown
+from sketchogd.lab.methods import KINDS, Method, method
+from sketchogd.lab.names import unknown
 from sketchogd.lab.runs.config import RunConfig
-from sketchogd.paper.equal_bytes import (
-    BLOCKED,
-    PULL_BYTES,
-    SMALL_BLOCKS,
-    SMALL_BUDGET,
-    block_options,
-)
+from sketchogd.paper.equal_bytes import BLOCKED, SMALL_BLOCKS, SMALL_BUDGET, block_options
 from sketchogd.paper.settings import (
+    PAPER,
     PAPER_BYTES,
     PARAMETERS,
-    SMALL_BYTES,
     Names,
     Preset,
     checked,
@@ -27,16 +22,7 @@ from sketchogd.paper.settings import (
 )
 
 VALIDATION = 0.1
-
-
-PULL_STRENGTHS = {
-    "rotated-mnist": (1.0, 512.0),
-    "permuted-mnist": (1.0, 512.0),
-    "split-mnist": (4.0, 2048.0),
-    "split-cifar100": (4.0, 128.0),
-}
-"""The weakest and the strongest pull by gradients that is tried: as far as it takes to see accuracy fall."""
-
+"""Share of the training data that is held out."""
 
 TUNED_OPTIONS: dict[str, dict[str, Sequence[float]]] = {
     "sketchogd": {"every": (50, 500, 1000, 2000, 5000), "power": (0.0, 1.0)},
@@ -46,11 +32,15 @@ TUNED_OPTIONS: dict[str, dict[str, Sequence[float]]] = {
     "ewc": {"strength": (0.1, 1.0, 10.0, 100.0, 1000.0, 3000.0)},
     "si": {"strength": (0.01, 0.1, 1.0, 10.0, 100.0), "damping": (0.1, 1.0)},
 }
-"""The options that are tuned for each method, and the values that are tried, all with all."""
+"""The options that are tuned for each method, and the values that are tried, in all combinations."""
 
 
 def ridges(benchmarks: Names = None, methods: Names = None, seeds: int = 1) -> Preset:
-    """Settings to choose from, scored on a tenth of the training data that is held out."""
+    """Settings scored on a tenth of the training data, which is held out.
+
+    Raises:
+        ValueError: unknown benchmark, a method with nothing to tune, or no seeds.
+    """
     runs = []
     for seed in range(seeds):
         for benchmark in checked(benchmarks, seeds):
@@ -72,20 +62,20 @@ def held_out(benchmark: str, chosen: Method, seed: int = 0) -> RunConfig:
 
 
 def tried(name: str, benchmark: str) -> list[Method]:
-    """A method with each of its `TUNED_OPTIONS`."""
-    options = TUNED_OPTIONS[name]
-    room = {"sketchogd": PAPER_BYTES, "sketchogd-pull": PULL_BYTES}.get(name, SMALL_BYTES)
-    budget = room[benchmark] if KINDS[name].sizes else None
-    fixed = block_options(benchmark, room[benchmark]) if name == "sketchogd-pull" else {}
+    """A method once for every combination of its `TUNED_OPTIONS`."""
+    options, own = TUNED_OPTIONS[name], PAPER[benchmark]
+    room = {"sketchogd": PAPER_BYTES[benchmark], "sketchogd-pull": own.pull_bytes}.get(name, own.small_bytes)
+    budget = room if KINDS[name].sizes else None
+    fixed = block_options(benchmark, room) if name == "sketchogd-pull" else {}
     choices: list[dict[str, Any]] = [dict(zip(options, values, strict=True)) for values in product(*options.values())]
     if name == "sketchogd-pull":
-        weakest, strongest = PULL_STRENGTHS[benchmark]
+        weakest, strongest = own.pull_strengths
         choices = [each for each in choices if weakest <= each["strength"] <= strongest]
     return [method(name, budget=budget, **fixed, **each) for each in choices]
 
 
 def blocked(benchmark: str, small: bool) -> dict[str, Method]:
-    """A gradient sketch for each of so many blocks, in the paper's budget beside one for all, or, `small`, in 80 MB."""
+    """Gradient sketches by number of blocks: in the paper's budget, beside one for all, or, if `small`, in 80 MB."""
     numbers: Sequence[int] = (2, 4, 8, 16, 32) if benchmark in BLOCKED else (4, 16)
     if small:
         numbers = (16, SMALL_BLOCKS) if benchmark in BLOCKED else ()
@@ -95,8 +85,8 @@ def blocked(benchmark: str, small: bool) -> dict[str, Method]:
 
 
 def anchored(benchmark: str) -> dict[str, Method]:
-    """A layer memory in a quarter of its usual bytes, by what is left of its anchor, where that fits."""
-    budget = SMALL_BYTES[benchmark] // 4
+    """A layer memory in a quarter of its usual bytes with each kind of anchor that fits."""
+    budget = PAPER[benchmark].small_bytes // 4
     in_full, rounded, none = (method("layer-sketch", budget=budget, **options) for options in ANCHORS)
     found = {"in full": in_full} if 4 * PARAMETERS[benchmark] < budget else {}
-    return found | {"one byte a weight": rounded, "none (inputs projected hard)": replace(none, every=1)}
+    return found | {"one byte per weight": rounded, "none (inputs projected hard)": replace(none, every=1)}

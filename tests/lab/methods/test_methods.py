@@ -9,7 +9,21 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import sketchogd as so
-from sketchogd.lab.methods import KINDS, Setup, build, method, unknown
+import sketchogd.paper
+from sketchogd.lab.methods import (
+    KINDS,
+    Learner,
+    Setup,
+    build,
+    keeps_examples,
+    listed,
+    method,
+    register,
+    style,
+    title,
+    unknown,
+)
+from sketchogd.lab.methods.baselines import Baseline
 from sketchogd.lab.methods.baselines.examples import bytes_of_example
 from sketchogd.lab.methods.protected import Protected
 
@@ -31,10 +45,10 @@ NAMES = [
     "gpm",
     "both",
     "a-gem",
-    "a-gem-published",
     "ewc",
     "si",
     "replay",
+    "a-gem-published",  # the paper's own, registered when `sketchogd.paper` is imported
 ]
 SMALL = {
     "ogd": {"examples": 8},
@@ -87,8 +101,32 @@ def flat(model: nn.Module) -> torch.Tensor:
     return torch.cat([t.detach().flatten() for t in model.parameters()])
 
 
-def test_every_name_of_the_plan_is_there() -> None:
+def test_the_names_are_in_the_order_of_runs() -> None:
     assert list(KINDS) == NAMES
+    assert "published_agem" in sketchogd.paper.__all__
+
+
+def test_titles_styles_and_the_order_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Baseline is Learner
+    assert {name for name in KINDS if keeps_examples(name)} == {"a-gem", "a-gem-published", "replay"}
+    assert [title(name) for name in ("sgd", "sketchogd-2", "layer-sketch", "ipca-ogd", "a-gem")] == [
+        "SGD",
+        "SketchOGD-2",
+        "LayerSketch",
+        "IPCA-OGD",
+        "A-GEM",
+    ]
+    numbers = [style(name) for name in KINDS if style(name) is not None]
+    assert sorted(numbers) == list(range(18)), "every style is one method's"
+    assert [style(name) for name in ("layer-sketch", "sgd", "random-ogd", "both")] == [0, 7, 15, None]
+    assert listed()[:4] == ["sgd", "ogd", "random-ogd", "pca-ogd"]
+    assert listed()[-6:] == ["ewc", "si", "a-gem", "replay", "a-gem-published", "both"]
+    assert set(listed()) == set(KINDS)
+    assert len(listed()) == len(KINDS)
+    assert (title("zzz"), style("zzz"), keeps_examples("zzz")) == ("zzz", None, False)
+    monkeypatch.setattr(sketchogd.lab.methods.registry, "KINDS", dict(KINDS))
+    register("zzz", "one of your own", title="Zzz", style=18, keeps_examples=True)(lambda settings, setup: None)
+    assert (title("zzz"), style("zzz"), keeps_examples("zzz"), listed()[-1]) == ("Zzz", 18, True, "zzz")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import sketchogd as so
-from sketchogd.lab.pages import drawing, figures, report
+from sketchogd.lab.pages import drawing, figures
+from sketchogd.lab.pages.groups import collect
 from sketchogd.lab.records import RunFolder
 from sketchogd.paper import rank_errors
 
@@ -40,7 +41,7 @@ def groups(tmp_path):
         write_run(tmp_path / f"layer-{seed}", "layer-sketch", seed, [final + 0.2] * 5, nbytes=2_000_000)
     folder = write_run(tmp_path / "odd", "_a $x^2$ _{name}", 0, [0.5] * 5, nbytes=3_000_000)
     np.savez(folder.path / "spectra.npz", singular_values=np.array([4.0, 2.0, 2.0]))
-    return report.collect(tmp_path)[0]
+    return collect(tmp_path)[0]
 
 
 def test_curves_show_mean_and_legend_of_every_method(groups):
@@ -98,13 +99,13 @@ def test_errors_over_rank_draw_what_a_run_measured(tmp_path):
         folder = write_run(tmp_path / f"ogd-{seed}", "ogd", seed, [0.5] * 5)
         scaled = {key: array * (1.0 if key == "k" else factor) for key, array in arrays.items()}
         np.savez(folder.path / "spectra.npz", singular_values=np.ones(3), **scaled)
-    groups = report.collect(tmp_path)[0]
+    groups = collect(tmp_path)[0]
     lines = {line.get_label(): line for line in figures.errors_over_rank(groups).axes[0].lines}
     assert len(lines) == 6
     np.testing.assert_allclose(lines["product sketch, measured"].get_xdata(), [20, 40, 80])
     np.testing.assert_allclose(lines["product sketch, measured"].get_ydata(), 0.75 * arrays["error_product"])
     (tmp_path / "ogd-0" / "spectra.npz").write_bytes(b"damaged")
-    assert figures.errors_over_rank(report.collect(tmp_path)[0]) is not None
+    assert figures.errors_over_rank(collect(tmp_path)[0]) is not None
 
 
 def test_errors_in_coordinates_are_those_of_the_rows_themselves():
@@ -149,5 +150,5 @@ def test_page_and_print_share_their_colours():
 
 
 def test_matplotlib_is_imported_only_for_a_figure():
-    code = "import sys, sketchogd.lab.plots; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, sketchogd.lab.pages.figures; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,5 +1,6 @@
 """The table and the page: their numbers are those of the records, and the page needs nothing but itself."""
 
+import dataclasses
 import json
 import os
 import re
@@ -8,13 +9,18 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from sketchogd.lab.pages import report
-from sketchogd.lab.records import RecordError, RunFolder
-from sketchogd.paper import published, rank_errors
+from sketchogd.lab.pages.groups import collect, styles_of
+from sketchogd.lab.pages.reference import Comparison, Reference
+from sketchogd.lab.pages.trajectory import trajectory
+from sketchogd.lab.records import RecordError, RunFolder, bundles, sketch_errors
+from sketchogd.paper.published import PAPER, TABLE_2
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
@@ -76,7 +82,7 @@ def embedded(page):
 
 
 def test_rows_are_means_over_seeds_beside_the_published_values(runs):
-    rows = {(row["benchmark"], row["method"]): row for row in report.summary_table(runs)}
+    rows = {(row["benchmark"], row["method"]): row for row in report.summary_table(runs, PAPER)}
     assert list(rows) == [
         ("rotated-mnist", "sgd"),
         ("split-mnist", "sgd"),
@@ -101,7 +107,7 @@ def test_rows_are_means_over_seeds_beside_the_published_values(runs):
 @pytest.mark.parametrize(("accuracy", "outside"), [(0.6095, False), (0.6105, True), (0.5985, False), (0.5975, True)])
 def test_a_difference_is_marked_beyond_two_published_deviations_plus_ours(tmp_path, accuracy, outside):
     write_run(tmp_path, "sgd", 0, matrix(np.full(5, accuracy)))
-    assert report.summary_table(tmp_path)[0]["outside"] is outside
+    assert report.summary_table(tmp_path, PAPER)[0]["outside"] is outside
 
 
 def test_the_best_method_is_paired_with_the_others_on_common_seeds(runs):
@@ -115,7 +121,7 @@ def test_the_best_method_is_paired_with_the_others_on_common_seeds(runs):
 
 def test_errors_over_rank_are_on_the_page(runs):
     path = next(runs.glob("*sketchogd-2*")) / "spectra.npz"
-    arrays = {key: np.array([0.5, 0.2]) for key in rank_errors.KEYS} | {"k": np.array([50, 79])}
+    arrays = {key: np.array([0.5, 0.2]) for key in sketch_errors.KEYS} | {"k": np.array([50, 79])}
     np.savez(path, singular_values=np.ones(3), **arrays)
     (errors,) = [group["errors"] for group in report.page_data(runs)["groups"] if "errors" in group]
     assert errors == {key: values.tolist() for key, values in arrays.items()}
@@ -127,7 +133,7 @@ def test_shortened_runs_are_not_compared(tmp_path):
     folder.start({"benchmark": "rotated-mnist", "method": "sgd", "seed": 0, "epochs": 2, "n_train": 500})
     folder.save_accuracy(A)
     folder.finish()
-    (row,) = report.summary_table(tmp_path)
+    (row,) = report.summary_table(tmp_path, PAPER)
     assert row["shortened"] == "epochs 2 instead of 30, n_train 500 instead of 10000, tasks 3 instead of 10"
     assert (row["published"], row["difference"], row["outside"], row["nbytes"]) == (0.792, None, None, None)
 
@@ -143,10 +149,69 @@ def test_settings_of_one_method_are_not_mixed_and_seeds_are(tmp_path):
     ]
 
 
+def test_variants_have_budgets_in_megabytes_and_styles_of_their_own(tmp_path):
+    for budget in (250_000, 1_601_312, 545_328_000):
+        write_run(tmp_path, "sketchogd", 0, matrix(np.full(5, 0.6)), budget=budget)
+    write_run(tmp_path, "own", 0, matrix(np.full(5, 0.6)))
+    write_run(tmp_path, "layer-sketch", 0, matrix(np.full(5, 0.6)))
+    groups = collect(tmp_path)[0]
+    assert [group.label for group in groups] == [
+        "SketchOGD (budget 0.25 MB)",
+        "SketchOGD (budget 1.60131 MB)",
+        "SketchOGD (budget 545 MB)",
+        "LayerSketch",
+        "own",
+    ]
+    # The first setting of sketchogd and layer-sketch have the styles of their methods; the others get free ones.
+    assert styles_of(groups) == [1, 2, 3, 0, 4]
+
+
 def test_a_table_2_run_is_compared_with_table_2(tmp_path):
     write_run(tmp_path, "sketchogd-1", 0, matrix(np.full(5, 0.684)), preset="table2")
-    (row,) = report.summary_table(tmp_path)
-    assert (row["published"], row["published_table"]) == (published.TABLE_2["sketchogd-1"][2][0], "table2")
+    (row,) = report.summary_table(tmp_path, PAPER)
+    assert (row["published"], row["published_table"]) == (TABLE_2["sketchogd-1"][2][0], "table2")
+
+
+class Elsewhere(Reference):
+    """A reference that is not the paper's, with one value for every run."""
+
+    source = "the numbers of <others>"
+    tables: ClassVar = {"all": "their only table"}
+
+    def compare(self, benchmark, method, config, tasks, accuracy):
+        return Comparison(0.5, 0.1, "all", "", accuracy.mean - 0.5, False)
+
+
+def test_without_a_reference_rows_have_the_same_keys_and_no_published_values(runs, tmp_path):
+    """Also for benchmarks and methods that the lab does not know: they have their names for titles, and come last."""
+    write_run(runs, "own-method", 0, matrix(np.full(3, 0.7)), benchmark="own-stream")
+    write_run(runs, "own-method", 0, matrix(np.full(5, 0.7)))
+    compared = [field.name for field in dataclasses.fields(Comparison)]
+    rows = report.summary_table(runs)
+    assert [list(row) for row in rows] == [list(row) for row in report.summary_table(runs, PAPER)]
+    assert {row[name] for row in rows for name in compared} == {None}
+    assert [(row["benchmark"], row["method"]) for row in rows][-2:] == [
+        ("split-mnist", "own-method"),
+        ("own-stream", "own-method"),
+    ]
+    data = report.page_data(runs)
+    assert data["benchmarks"][-1] == {"name": "own-stream", "title": "own-stream", "curves": ()}
+    assert [group["label"] for group in data["groups"]][-1] == "own-method"
+    page = report.write_html(runs, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "published in" not in page.partition("<main>")[0]
+    assert embedded(page)["reference"] == {"source": "", "tables": {}}
+
+
+def test_any_reference_can_be_given(runs, tmp_path):
+    assert {row["published"] for row in report.summary_table(runs, Elsewhere())} == {0.5}
+    page = report.write_html(runs, tmp_path / "page.html", reference=Elsewhere()).read_text(encoding="utf-8")
+    assert "Our runs are shown beside the numbers of &lt;others&gt;, together with" in page
+    assert embedded(page)["reference"]["tables"] == {"all": "their only table"}
+
+
+def test_the_pages_and_the_records_know_nothing_of_the_paper():
+    for path in [*Path(report.__file__).parent.rglob("*.py"), *Path(bundles.__file__).parent.rglob("*.py")]:
+        assert "sketchogd.paper" not in path.read_text(encoding="utf-8"), path
 
 
 def test_runs_that_cannot_be_shown_are_named_with_the_reason(runs):
@@ -154,7 +219,7 @@ def test_runs_that_cannot_be_shown_are_named_with_the_reason(runs):
     (runs / "damaged" / "run.json").write_text("{")
     half = RunFolder(runs / "half")
     half.start({"benchmark": "split-mnist", "method": "ogd", "seed": 1})
-    left_out = {item["run"]: item["reason"] for item in report.collect(runs)[1]}
+    left_out = {item["run"]: item["reason"] for item in collect(runs)[1]}
     assert left_out["failed"] == f"failed: RuntimeError: {HOSTILE}"
     assert left_out["half"] == "not finished"
     assert "damaged" in left_out["damaged"]
@@ -176,7 +241,7 @@ def test_trajectory_follows_events_whether_epochs_count_from_0_or_1(tmp_path, fi
     for event in events:
         folder.append(event)
     folder.finish()
-    x, mean, std = report.trajectory(report.collect(tmp_path)[0][0])
+    x, mean, std = trajectory(collect(tmp_path)[0][0])
     np.testing.assert_allclose(x, np.arange(1, 7) / 3, atol=1e-6)
     np.testing.assert_allclose(mean[:, 0], [0.3, 0.6, 0.9, 0.4 / 3, 0.8 / 3, 0.4])
     np.testing.assert_allclose(mean[:, 1], [np.nan] * 3 + [0.8 / 3, 1.6 / 3, 0.8])
@@ -185,7 +250,7 @@ def test_trajectory_follows_events_whether_epochs_count_from_0_or_1(tmp_path, fi
 
 def test_page_embeds_the_records_and_lets_no_markup_through(runs, tmp_path):
     write_run(runs, HOSTILE, 0, matrix(np.full(5, 0.5)), benchmark="split-mnist")
-    path = report.write_html(runs, tmp_path / "deep" / "page.html", title=HOSTILE)
+    path = report.write_html(runs, tmp_path / "deep" / "page.html", HOSTILE, PAPER)
     page = path.read_text(encoding="utf-8")
     data = embedded(page)
     groups = {group["label"]: group for group in data["groups"] if group["benchmark"] == "split-mnist"}
@@ -194,8 +259,8 @@ def test_page_embeds_the_records_and_lets_no_markup_through(runs, tmp_path):
     assert "<script>document" not in page
     assert "<img" not in page
     rows = [group["row"] for group in data["groups"]]
-    assert rows == report.summary_table(runs)
-    expected = np.mean([run.accuracy for run in report.collect(runs)[0][1].runs], axis=0)
+    assert rows == report.summary_table(runs, PAPER)
+    expected = np.mean([run.accuracy for run in collect(runs)[0][1].runs], axis=0)
     np.testing.assert_allclose(np.array(groups["SGD"]["matrix"], dtype=float), expected, atol=1e-5)
     spectrum = groups["SketchOGD-2"]["spectrum"]
     assert spectrum["stable_rank"] == pytest.approx(1.64)
@@ -309,9 +374,9 @@ def test_the_browser_would_report_errors_and_requests(browser, tmp_path):
 def test_page_shows_the_numbers_of_the_records(browser, runs, tmp_path, width, dark):
     write_run(runs, HOSTILE, 0, matrix(np.full(5, 0.5)))
     write_run(runs, "x" * 150, 0, matrix([0.5]), benchmark="y" * 150)
-    arrays = {key: np.array([0.5, 0.2]) for key in rank_errors.KEYS} | {"k": np.array([50, 79])}
+    arrays = {key: np.array([0.5, 0.2]) for key in sketch_errors.KEYS} | {"k": np.array([50, 79])}
     np.savez(next(runs.glob("*sketchogd-2*")) / "spectra.npz", singular_values=10.0 / np.arange(1, 501), **arrays)
-    page = report.write_html(runs, tmp_path / "page.html", title="A title & more")
+    page = report.write_html(runs, tmp_path / "page.html", "A title & more", PAPER)
     browser.open(page.as_uri(), width, dark)
     table = browser.js(
         "[...document.querySelectorAll('[data-benchmark=\"split-mnist\"] tbody tr')]"

@@ -212,6 +212,10 @@ def test_configs_are_compared_by_content() -> None:
     assert records.config_digest(CONFIG) == records.config_digest(turned)
     assert records.config_digest(CONFIG) == records.config_digest(CONFIG | {"sizes": (100, 100)})
     assert records.config_digest(CONFIG) != records.config_digest(CONFIG | {"seed": 1})
+    named = CONFIG | {"preset": "table1"}
+    assert records.config_digest(CONFIG) == records.config_digest(named)
+    assert records.identity(CONFIG) == records.identity(turned)
+    assert records.identity(CONFIG) == records.identity(CONFIG | {"preset": ""}) != records.identity(named)
 
 
 def test_a_grid_knows_what_is_left_to_do(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 
 from sketchogd.lab import records
-from sketchogd.lab.methods import method
-from sketchogd.lab.runs import grid, train
+from sketchogd.lab.methods import KINDS, method
+from sketchogd.lab.runs import grid, measure, train
 from sketchogd.lab.runs.config import RunConfig, Training
 
 SMALL = {"tasks": 2, "n_train": 60, "n_test": 40}
@@ -111,3 +112,58 @@ def test_a_process_that_dies_is_a_failure_of_its_run_only(tmp_path: Path, monkey
     found = grid.run_grid(slow, tmp_path, jobs=2, listener=kill_first)
     assert outcomes(found) == ["failed", "finished"]
     assert "code -9" in found[0].message
+
+
+PLUGIN = """
+import numpy as np
+from sketchogd.lab.methods import register
+from sketchogd.lab.methods.protected import Nothing
+from sketchogd.lab.runs.measure import register_measurement
+
+
+class Own(Nothing):
+    def measurements(self):
+        return {"own": np.arange(3)}
+
+
+@register("own", "plain training under another name")
+def own(settings, setup):
+    return Own()
+
+
+@register_measurement
+def measured(learner):
+    return {"twice": 2 * np.arange(3)} if isinstance(learner, Own) else {}
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A module on PYTHONPATH that registers the method "own" and a measurement."""
+    monkeypatch.setattr(measure, "MEASUREMENTS", list(measure.MEASUREMENTS))
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "plugin_of_a_test.py").write_text(PLUGIN)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'modules'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    yield "plugin_of_a_test"
+    KINDS.pop("own", None)
+    sys.modules.pop("plugin_of_a_test", None)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_a_plugin_registers_exists_in_every_process(tmp_path: Path, plugin: str, jobs: int) -> None:
+    with pytest.raises(ImportError, match="no_such_plugin"):
+        grid.run_grid([], tmp_path, plugins=["no_such_plugin"])
+    __import__(plugin)  # as a script does that registers methods and makes configs of them
+    runs = configs(method("own"), method("sgd"))
+    assert outcomes(grid.run_grid(runs, tmp_path / "runs", jobs=jobs, plugins=[plugin])) == ["finished"] * 2
+    found = records.load(tmp_path / "runs" / runs[0].name)
+    assert {key: array.tolist() for key, array in found.spectra().items()} == {"own": [0, 1, 2], "twice": [0, 2, 4]}
+    assert found.accuracy.tolist() == records.load(tmp_path / "runs" / runs[1].name).accuracy.tolist()
+
+
+def test_without_plugins_other_processes_do_not_know_a_script_s_methods(tmp_path: Path, plugin: str) -> None:
+    __import__(plugin)
+    (found,) = grid.run_grid(configs(method("own")), tmp_path / "runs", jobs=2)
+    assert found.status == "failed"
+    assert "own" in found.message

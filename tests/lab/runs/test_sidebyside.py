@@ -11,14 +11,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import sketchogd as so
-from sketchogd.lab import models, records, streams
+from sketchogd.lab import models, records
 from sketchogd.lab.data import datasets
 from sketchogd.lab.methods import method
 from sketchogd.lab.methods.baselines import AGEM
 from sketchogd.lab.methods.baselines.examples import ExampleStore
 from sketchogd.lab.runs import grid, train
 from sketchogd.lab.runs.config import RunConfig, Training
-from sketchogd.lab.runs.sidebyside import group, partition, stacked, stored_examples
+from sketchogd.lab.runs.sidebyside import group, partition, stacked, steps, stored_examples
 from sketchogd.paper.published_agem import PublishedAGEM
 from sketchogd.paper.settings import training_for
 
@@ -80,7 +80,7 @@ def test_runs_come_out_as_single_ones(tmp_path, benchmark, methods, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("every", [(5, 5), (7, 7), (17, 17), (1000, 1000), (4, 12), (3, 7)])
 def test_steps_that_are_projected_together_may_lie_in_several_epochs(tmp_path, every, device, monkeypatch):
-    monkeypatch.setattr(group, "LONGEST", 5)
+    monkeypatch.setattr(steps, "LONGEST", 5)
     methods = [method("sketchogd", rank=8, examples=20, every=every[0]), method("layer-sketch", rank=8, every=every[1])]
     training = replace(TRAINING, epochs=4)  # of 11 steps
     configs = [RunConfig("rotated-mnist", m, training, seed, **SMALL) for seed in (0, 1) for m in methods]
@@ -112,7 +112,7 @@ def test_frozen_convolutions_become_features(tmp_path, monkeypatch, chosen):
         (torch.randint(0, 256, (n, 3, 32, 32), generator=generator).byte(), torch.arange(n) % 10) for n in (80, 80)
     ]
     images = datasets.LabelledImages(*halves[0], *halves[1], name="cifar100", classes=10)
-    monkeypatch.setattr(streams.datasets, "load", lambda name, folder=None: images)
+    monkeypatch.setattr(datasets, "load", lambda name, folder=None: images)
     training = replace(training_for("split-cifar100"), epochs=1, lr=0.02)
     configs = [RunConfig("split-cifar100", m, training, seed) for seed in (0, 1) for m in chosen]
     for together, single in both(tmp_path, configs):
@@ -300,9 +300,9 @@ def test_a_recall_draws_what_single_runs_would():
     assert several.which.tolist() == [0, 1]
     assert one.which.tolist() == [2]  # it has but three examples, and the one before four
     for recall, theirs in ((several, twins[:2]), (one, twins[2:])):
-        for steps in (3, 3, 2):
-            recall.plan(steps)
-            for at in range(steps):
+        for count in (3, 3, 2):
+            recall.plan(count)
+            for at in range(count):
                 for row, twin in zip(recall.rows[:, at], theirs, strict=True):
                     ((x, y, _),) = twin.store.draw(twin.batch)
                     assert torch.equal(recall.inputs[row], x)
@@ -469,7 +469,7 @@ def test_runs_that_do_not_fit_together_begin_again_in_halves(tmp_path, monkeypat
             raise torch.OutOfMemoryError("too much")
         return run(configs, folders, **options)
 
-    monkeypatch.setattr(grid.sidebyside, "run", limited)
+    monkeypatch.setattr(group, "run", limited)
     configs = [RunConfig("rotated-mnist", method("sgd"), Training(epochs=1), seed, **SMALL) for seed in range(5)]
     outcomes = grid.run_grid(configs, tmp_path, together=8)
     assert [(o.run, o.status) for o in outcomes] == [(c.name, "finished") for c in configs]

@@ -23,7 +23,7 @@ from sketchogd.lab.models import LeNet
 from sketchogd.lab.runs import train
 from sketchogd.lab.runs.config import RunConfig, Training, make_optimizer, model_for, stream_of
 from sketchogd.lab.streams import Task, from_datasets
-from sketchogd.paper.settings import CIFAR_TRAINING
+from sketchogd.paper.settings import training_for
 from sketchogd.seeds import derive_seed
 
 ROOT = Path(__file__).parents[3]
@@ -146,7 +146,7 @@ def test_the_network_of_split_cifar_trains_with_its_published_quirks(name: str) 
     model = model_for(stream, 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     settings = {"layer-sketch": {"rank": 8}, "a-gem": {"per_task": 4, "batch": 6}, "ewc": {"samples": 3}}[name]
-    training = replace(CIFAR_TRAINING, epochs=1, lr=0.01)
+    training = replace(training_for("split-cifar100"), epochs=1, lr=0.01)
     train.fit(stream, model, method(name, **settings), training, protected=LeNet.PROTECTED)
     same = {key for key, value in model.state_dict().items() if torch.equal(value, before[key])}
     frozen = {key for key in before if key.startswith("conv") and key.endswith(("weight", "bias"))}
@@ -184,7 +184,7 @@ def test_every_optimizer_and_wrong_names() -> None:
         make_optimizer(small(), Training(optimizer="adm"))
     with pytest.raises(ValueError, match="did you mean split-mnist"):
         stream_of(RunConfig("split-mnits", method("sgd")))
-    with pytest.raises(ValueError, match="does not turn"):
+    with pytest.raises(ValueError, match="split-mnist has none"):
         stream_of(RunConfig("split-mnist", method("sgd"), degrees=3.0))
     turned = stream_of(RunConfig("rotated-mnist", method("sgd"), tasks=2, n_train=10, n_test=10, degrees=20.0))
     assert turned.recipes[1].name == "rotated 20°"
@@ -252,13 +252,52 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_numbers(name, settings, tmp_
     assert records.RunFolder(tmp_path / "cut").events() == records.RunFolder(tmp_path / "whole").events()
 
 
+@pytest.mark.parametrize("stop", [2, 3, 5, 6])
+def test_fit_gives_the_same_with_a_folder_without_one_and_resumed(stop: int, tmp_path: Path, monkeypatch) -> None:
+    """Reports come at the start of each of the 2 × 2 epochs and after them: 3 and 6 are of tasks that end."""
+    monkeypatch.setattr(train, "CHECKPOINT_SHARE", 1e9)
+    stream = from_datasets([points(t, head=t) for t in range(2)], own_heads=True)
+
+    class Stop(BaseException):
+        pass
+
+    def fitted(folder: str | None, last: int = 10**9) -> train.Result:
+        place = None if folder is None else records.RunFolder(tmp_path / folder)
+        if place is not None and not (place.path / "run.json").exists():
+            place.start({})
+        reports = 0
+
+        def progress(*_: object) -> None:
+            nonlocal reports
+            reports += 1
+            if reports == last:
+                raise Stop
+
+        training = Training(epochs=2, batch=7, lr=0.05, optimizer="momentum", eval_after_first_step=True)
+        return train.fit(stream, Noted(), method("si"), training, seed=3, folder=place, progress=progress)
+
+    alone, whole = fitted(None), fitted("whole")
+    with pytest.raises(Stop):
+        fitted("cut", last=stop)
+    resumed = fitted("cut")
+    for result in (whole, resumed):
+        assert torch.equal(flat(result.model), flat(alone.model))
+        np.testing.assert_array_equal(result.accuracy, alone.accuracy)
+        np.testing.assert_array_equal(result.initial, alone.initial)
+        assert (result.steps, result.summary, result.ledger) == (2 * 2 * 5, alone.summary, alone.ledger)
+    assert records.RunFolder(tmp_path / "cut").events() == records.RunFolder(tmp_path / "whole").events()
+    state = records.checkpoint.load(tmp_path / "whole" / "checkpoint.safetensors")["state"]
+    assert list(state) == ["model", "optimizer", "learner", "task", "epoch", "steps", "matrix", "initial", "spent"]
+    assert (state["task"], state["epoch"], state["steps"]) == (1, 1, 15)
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 def test_a_killed_process_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, torch\n"
-        "from sketchogd.lab import train\n"
-        "from sketchogd.lab.configs import RunConfig, Training\n"
+        "from sketchogd.lab.runs import train\n"
+        "from sketchogd.lab.runs.config import RunConfig, Training\n"
         "from sketchogd.lab.methods import method\n"
         "torch.set_num_threads(1)\n"
         "training = Training(epochs=4, lr=0.01)\n"
@@ -299,7 +338,7 @@ def test_the_loop_needs_no_command_line_packages() -> None:
     code = (
         "import sys\n"
         "for name in ('typer', 'rich', 'matplotlib', 'torchvision'): sys.modules[name] = None\n"
-        "import sketchogd.lab.train, sketchogd.lab.presets, sketchogd.lab.grid\n"
+        "import sketchogd.lab.runs.train, sketchogd.paper.presets, sketchogd.lab.runs.grid\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -34,9 +34,10 @@ def test_every_ratio_is_measured(monkeypatch):
 
 def test_a_cycle_is_a_copy_ordinary_steps_and_one_projection(monkeypatch):
     """One step begins with a copy (3 s), 49 are ordinary (10 in 20 s, unprotected in 10 s), a projection takes 10 s."""
-    monkeypatch.setattr(layers, "_fastest", lambda work, device: [9.0, 10.0, 3.0, 20.0, 10.0])
+    took = {"unprotected first": 9.0, "unprotected": 10.0, "first": 3.0, "others": 20.0, "settle": 10.0}
+    monkeypatch.setattr(layers, "fastest", lambda turns, device, **limits: {name: took[name] for name in turns})
     assert layers.step_ratio(TINY, layers.OPTIMIZERS["SGD"], "cpu", whole=True) == 111 / 50
-    monkeypatch.setattr(layers, "_seconds", lambda work, device: 4.0)  # passes that the protection does not change
+    monkeypatch.setattr(layers, "once", lambda work, device: 4.0)  # passes that the protection does not change
     assert layers.step_ratio(TINY, layers.OPTIMIZERS["SGD"], "cpu", whole=False) == 311 / 250
 
 

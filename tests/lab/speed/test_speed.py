@@ -11,10 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 import sketchogd as so
-from sketchogd.cli.commands import app
+from sketchogd.cli import app
 from sketchogd.lab import speed
 from sketchogd.lab.models import mlp
-from sketchogd.lab.speed import clock, literal, scale, training
+from sketchogd.lab.speed import literal, scale, training, turns
+from sketchogd.lab.speed.peak import peak_bytes
 from sketchogd.lab.speed.ratios import Ratio
 
 CPU = torch.device("cpu")
@@ -65,9 +66,9 @@ def test_the_command_prints_a_dash_for_no_verdict(monkeypatch, tmp_path):
 
 def test_the_fastest_turn_counts(monkeypatch):
     times = iter([0.0, 0.0, 3.0, 10.0, 15.0, 20.0, 20.5, 30.0, 34.0])  # the end, then start and stop of each turn
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: next(times))
     calls = []
-    found = clock.fastest({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, CPU, seconds=9.0, most=2)
+    found = turns.fastest({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, CPU, seconds=9.0, most=2)
     assert found == {"a": 0.5, "b": 4.0}
     assert calls == ["a", "b"] * 3  # one turn each is not counted
 
@@ -75,7 +76,7 @@ def test_the_fastest_turn_counts(monkeypatch):
 def test_memory_at_the_worst_moment():
     kept = [bytearray(50_000) for _ in range(2_000)]  # freed memory that stays in the heap must not hide the work
     del kept[:-1]
-    found = clock.peak_bytes(lambda: torch.ones(10_000_000).sum(), CPU)
+    found = peak_bytes(lambda: torch.ones(10_000_000).sum(), CPU)
     assert found != found or 30e6 < found < 90e6
 
 

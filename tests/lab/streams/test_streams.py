@@ -318,7 +318,7 @@ def test_drift_is_repeatable_and_checked() -> None:
 
 
 def test_unknown_names_and_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown benchmark 'rotated'; there are rotated-mnist"):
+    with pytest.raises(ValueError, match="unknown benchmark 'rotated'; did you mean rotated-mnist"):
         streams.benchmark("rotated")
     with pytest.raises(ValueError, match="tasks must be at least 1"):
         streams.benchmark("rotated-mnist", tasks=0)

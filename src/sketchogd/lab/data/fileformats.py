@@ -27,7 +27,7 @@ class DataError(ValueError):
 def read_idx(data: bytes, name: str = "IDX data") -> np.ndarray:
     """Array in the IDX format: images (n, H, W) or labels (n,), both uint8.
 
-    The header is big-endian: a magic number (0x803 for images, 0x801 for labels), then one 32-bit size a dimension.
+    The header is big-endian: a magic number (0x803 for images, 0x801 for labels), then one 32-bit size per dimension.
 
     Raises:
         DataError: the magic number or the length is not that of the format.

@@ -1,7 +1,7 @@
-"""A layer memory and a sketch of gradients together, to see whether one has what the other lacks.
+"""A layer memory and a sketch of gradients together, to see whether either adds to the other.
 
-A displacement v is first pulled back by the layer memory, v ← (I − A) v, then projected hard on what is orthogonal to
-the sketched gradients, v ← (I − P) v.
+A displacement v is first pulled back by the layer memory, v ← (I − A) v, then projected onto the orthogonal complement
+of the sketched gradients, v ← (I − P) v.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sketchogd.errors import NonFiniteError, StorageError
 from sketchogd.ledger import Held
-from sketchogd.memory import GradientMemory, LayerSketch, Memory
+from sketchogd.memory import GradientMemory, LayerMemory, Memory
 from sketchogd.model.batches import Output
 from sketchogd.model.parameters import ProtectedParameters
 from sketchogd.projector import LayersProjector, Projector
@@ -23,7 +23,7 @@ from sketchogd.sketch import Sketch
 class BothProjector(Projector):
     """v − (I − P)(I − A) v = A v + P (v − A v).
 
-    P is linear, so for an anchored A the whole may be applied to the displacement since the anchor, again and again.
+    P is linear, so for an anchored A the result may be applied repeatedly to the displacement since the anchor.
     """
 
     layers: LayersProjector
@@ -40,7 +40,7 @@ class BothProjector(Projector):
 
     @property
     def hard(self) -> bool:
-        """False: two hard projections one after the other are not one."""
+        """False: the product of two projections is not a projection."""
         return False
 
     def protected_part_(self, v: Tensor, travelled: float = 1.0) -> Tensor:
@@ -50,11 +50,11 @@ class BothProjector(Projector):
 
 
 class Both(Memory):
-    """Two memories that observe the same examples, each its own usual output; see `BothProjector`."""
+    """Two memories that observe the same examples, each with its default output; see `BothProjector`."""
 
     name = "both"
 
-    def __init__(self, layers: LayerSketch, gradients: GradientMemory) -> None:
+    def __init__(self, layers: LayerMemory, gradients: GradientMemory) -> None:
         self.layers = layers
         self.gradients = gradients
         self.rule = layers.rule
@@ -66,7 +66,7 @@ class Both(Memory):
 
     @property
     def lasting(self) -> bool:
-        """False: the layer memory's eigenvectors stand in place of its sketches."""
+        """False: the layer memory's eigenvectors overwrite its sketches."""
         return False
 
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
@@ -99,7 +99,7 @@ class Both(Memory):
         return BothProjector(self.layers.projector(), self.gradients.projector())
 
     def sensitivity(self) -> None:
-        """None: A + P (I − A) is not symmetric, so how far it lets weights move is not known."""
+        """None: A + P (I − A) is not symmetric, so there is no known bound on how far weights move."""
 
     def sketches(self) -> Iterator[tuple[str, Sketch]]:
         """See `Memory`."""
@@ -114,7 +114,7 @@ class Both(Memory):
         self.examples = self.layers.examples
 
     def merge(self, other: Any) -> None:
-        """Refused: this memory is for comparisons within one process."""
+        """Not supported: this memory is for comparisons within one process. Raises ValueError."""
         raise ValueError("two memories of both kinds cannot be merged; merge layer and gradient memories by themselves")
 
     def held(self) -> Iterator[Held]:
@@ -153,7 +153,7 @@ class Both(Memory):
     @classmethod
     def from_meta(cls, meta: dict[str, Any]) -> "Both":
         """See `Memory`."""
-        return cls(LayerSketch.from_meta(meta["layers"]), GradientMemory.from_meta(meta["gradients"]))
+        return cls(LayerMemory.from_meta(meta["layers"]), GradientMemory.from_meta(meta["gradients"]))
 
     def _parts(self) -> Iterator[tuple[str, Memory]]:
         yield "layers", self.layers

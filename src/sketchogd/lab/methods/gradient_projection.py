@@ -1,7 +1,7 @@
-"""The mistake that projecting updates avoids, built to be compared with: gradients are projected before the optimizer.
+"""Projection of gradients before the optimizer's step instead of updates after it, for comparison.
 
-For plain SGD both are the same. Momentum and Adam rescale and mix what they are given, so their update is no longer
-orthogonal to what is remembered, however well the gradient was: what was protected leaks.
+For plain SGD the two are the same. Momentum and Adam rescale and mix gradients, so their update is not orthogonal to
+what is remembered even where the gradient is: it leaks.
 """
 
 from collections.abc import Mapping
@@ -10,15 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sketchogd.lab.methods.learner import Baseline
+from sketchogd.lab.methods.learner import Learner
 from sketchogd.lab.methods.protected import Protected
 
 
-class GradientProjected(Baseline):
-    """The memory of a `Protected` learner, applied to gradients: g ← g − A g, then whatever the optimizer makes of it.
-
-    It leaks with every optimizer but plain SGD, and is here to show by how much.
-    """
+class GradientProjected(Learner):
+    """The memory of a `Protected` learner, applied to gradients: g ← g − A g before the optimizer's step."""
 
     def __init__(self, learner: Protected) -> None:
         self.learner = learner
@@ -47,9 +44,9 @@ class GradientProjected(Baseline):
         return self.learner.tensors()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return self.learner.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Baseline`."""
+        """See `Learner`."""
         self.learner.load_state_dict(state)

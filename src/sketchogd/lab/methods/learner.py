@@ -1,4 +1,4 @@
-"""The interface of a baseline: what it does around a step and after a task, and what it keeps.
+"""The interface of a learner, the object behind a method: what it does around a step and after a task, what it keeps.
 
 `group` names examples that must go through the model together, such as those of one output head; models with a single
 head need only group 0. `p` trained parameters.
@@ -9,40 +9,41 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor, int], Tensor]
 """The mean training loss of a batch, loss(inputs, targets, group): a scalar with a graph to the parameters."""
 
 
-class Baseline(ABC):
-    """A method that acts around the optimizer's steps. The hooks do nothing unless a method needs them."""
+class Learner(ABC):
+    """A method at work on one model. The hooks around a step do nothing unless a method needs them."""
 
     def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:  # noqa: B027 - a hook
-        """After `backward` on this batch and before the optimizer's step: `.grad` may be changed."""
+        """Run after `backward` on this batch and before the optimizer's step; may change `.grad`."""
 
     def after_step(self) -> None:  # noqa: B027 - a hook
-        """After the optimizer's step."""
+        """Run after the optimizer's step."""
 
     @property
     def pending(self) -> int:
-        """How many steps wait for what the method does to several at once; with none, the run can be stored."""
+        """Steps whose displacement is still to be projected; the state can be stored only when there are none."""
         return 0
 
     def preview(self) -> AbstractContextManager[None]:
-        """In the block the weights are as they may be evaluated; after it training goes on as if nobody had looked."""
+        """A block in which the weights are as they should be evaluated; it changes nothing for training."""
         return nullcontext()
 
     def joint(self, steps: int, more: bool = False) -> AbstractContextManager[None]:
-        """The block takes `steps` steps that no optimizer announces; what acts between steps acts after the block.
+        """A block of `steps` steps taken without the optimizer's hooks; they are projected together at its end.
 
-        With `more` it waits for another block.
+        With `more` the projection is left to a later block.
         """
         return nullcontext()
 
     @abstractmethod
     def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
-        """Take from the data of the task that was just trained what has to be kept; inputs (n, …), targets (n,)."""
+        """Take what must be kept from the data of the task just trained; inputs (n, …), targets (n,)."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -53,10 +54,20 @@ class Baseline(ABC):
         """Bytes of all tensors kept."""
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
+    def measurements(self) -> dict[str, np.ndarray]:
+        """Arrays to store with a finished run, by name; none by default."""
+        return {}
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """A tree of dicts, tensors and numbers; the tensors may be the method's own."""
+        """A tree of dicts, tensors and numbers, enough to continue from; the tensors may be the learner's own."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` of an equal baseline on an equal model."""
+        """Continue from the `state_dict` of an equal learner on an equal model."""
+
+
+def acts_at_steps(learner: Learner) -> bool:
+    """Whether a learner has a hook of its own around a step."""
+    kind = type(learner)
+    return kind.before_step is not Learner.before_step or kind.after_step is not Learner.after_step

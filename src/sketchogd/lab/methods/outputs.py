@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sketchogd.lab.methods.registry import unknown
+from sketchogd.lab.names import unknown
 from sketchogd.model.batches import Output, log_likelihood, logits_of, true_logit
 from sketchogd.seeds import derive_seed
 

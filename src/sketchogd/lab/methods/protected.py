@@ -1,41 +1,51 @@
-"""What the training loop of the lab works with beside the baselines: nothing at all, or a `Protection`."""
+"""The two learners that are no baselines: `Nothing`, plain training, and `Protected`, a `Protection`."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import sketchogd as so
-from sketchogd.lab.methods.learner import Baseline
+from sketchogd.lab.methods.learner import Learner
 from sketchogd.lab.methods.outputs import AS_USUAL, Remembered
 from sketchogd.seeds import derive_seed
 
 ROWS_AT_ONCE = 500
-"""Examples that are given to a memory in one batch."""
+"""Examples per batch that a memory observes."""
 
 
-class Nothing(Baseline):
+class Nothing(Learner):
     """Plain training. Keeps nothing: 0 bytes."""
 
     def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """None."""
+        """Empty."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Empty."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is nothing to load."""
+        """Do nothing: there is no state."""
 
 
-class Protected(Baseline):
-    """A `Protection`: steps are projected by its optimizer hooks; after a task, `examples` of it are remembered."""
+class Protected(Learner):
+    """A `Protection`: its optimizer hooks project the steps; after each task, `examples` of it are remembered.
+
+    Args:
+        protection: attached to the model and its optimizer.
+        examples: how many random examples of each task are remembered; None for all.
+        every: optimizer steps between two projections.
+        seed: determines which examples are remembered, and the signs of random outputs.
+        own: which of the remembered examples this process observes, where several work on a run.
+        remembered: the output that the memory protects.
+    """
 
     def __init__(
         self,
@@ -60,11 +70,11 @@ class Protected(Baseline):
         return self.protection.pending
 
     def preview(self) -> AbstractContextManager[None]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return self.protection.preview()
 
     def joint(self, steps: int, more: bool = False) -> AbstractContextManager[None]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return self.protection.joint(steps, more)
 
     def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
@@ -83,17 +93,25 @@ class Protected(Baseline):
         return {item.name: item.tensor for item in self.protection.held()}
 
     def singular_values(self) -> Tensor | None:
-        """Those of the remembered gradients as their one sketch knows them, falling; None for other memories."""
+        """Singular values of the remembered gradients, falling; None unless the memory is one gradient sketch."""
         memory = self.protection.memory
         if not isinstance(memory, so.GradientMemory) or memory.blocks > 1:
             return None
         return memory.sketch.spectrum()[0].sqrt()
 
+    def measurements(self) -> dict[str, np.ndarray]:
+        """`singular_values` and `stable_rank`, ‖G‖_F²/‖G‖₂², of the remembered gradients G where they are sketched."""
+        values = self.singular_values()
+        if values is None or not len(values):
+            return {}
+        squares = values.square()
+        return {"singular_values": values.cpu().numpy(), "stable_rank": np.array(float(squares.sum() / squares[0]))}
+
     def state_dict(self) -> dict[str, Any]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return {"tasks": self.tasks, "protection": self.protection.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Baseline`."""
+        """See `Learner`."""
         self.tasks = int(state["tasks"])
         self.protection.load_state_dict(state["protection"])

@@ -1,11 +1,10 @@
-"""What a method of the lab is: its settings as a frozen dataclass, and the registry of builders.
+"""What a method of the lab is: its settings as a frozen dataclass, and the registry of all methods.
 
 `method("sketchogd", budget=2_000_000)` gives the settings, complete and plain enough to be written as JSON.
-`build(method, setup)` gives a `Baseline`, the object whose hooks the training loop calls. `register` adds a method of
-one's own. The methods themselves are in `methods`. Letters: p protected parameters, T tasks.
+`build(method, setup)` gives a `Learner`, the object whose hooks the training loop calls. `register` adds a method of
+your own. Letters: p protected parameters, T tasks.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 import sketchogd as so
-from sketchogd.lab.methods.learner import Baseline, Loss
+from sketchogd.lab.methods.learner import Learner, Loss
+from sketchogd.lab.names import unknown
 from sketchogd.model.parameters import Selection
+from sketchogd.seeds import derive_seed
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
 class Method:
     """The settings of a method; made by `method`, which checks them and fills in the defaults.
 
-    every: optimizer steps between two projections. examples: how many of a task are remembered, None for all.
-    budget: bytes from which the method's size follows, None where the options give it. options: the rest, by name.
+    Args:
+        name: a key of `KINDS`.
+        every: optimizer steps between two projections.
+        examples: how many examples of each task are remembered; None for all.
+        budget: bytes that determine the method's size; None where the options determine it.
+        options: the other settings, by name.
     """
 
     name: str
@@ -37,7 +42,7 @@ class Method:
 
     @property
     def label(self) -> str:
-        """The name and whatever is not as usual: "layer-sketch,budget=2000000". Fit to be a folder's name."""
+        """The name and the settings that differ from the defaults: "layer-sketch,budget=2000000"; a folder name."""
         usual = method(self.name, budget=self.budget)
         changed = {
             key: getattr(self, key) for key in ("every", "examples") if getattr(self, key) != getattr(usual, key)
@@ -50,11 +55,18 @@ class Method:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a method is built on: the model and its optimizer, what it may use of them, and the stream's size.
+    """What a learner is built on: the model, its optimizer, and facts about the stream.
 
-    protected: which parameters memories protect. loss: mean loss of a batch of one head. tasks: T.
-    example_nbytes: what one raw example costs to keep. group, own: with several processes, who they are, and which of
-    the examples of a task this one remembers.
+    Args:
+        model: the model that is trained.
+        optimizer: its optimizer.
+        loss: mean loss of a batch of one head.
+        tasks: T.
+        example_nbytes: bytes to keep one raw example.
+        protected: which parameters memories protect.
+        seed: every random choice of the learner follows from it.
+        group: the processes that work on the run together; None for one.
+        own: which examples of a task this process remembers.
     """
 
     model: nn.Module
@@ -67,61 +79,117 @@ class Setup:
     group: "ProcessGroup | None" = None
     own: slice = field(default_factory=lambda: slice(None))
 
-    def count(self) -> int:
-        """p."""
-        return so.ProtectedParameters(self.model, self.protected).p
+    @property
+    def parameters(self) -> so.ProtectedParameters:
+        """The parameters that memories protect."""
+        return so.ProtectedParameters(self.model, self.protected)
+
+    def seed_of(self, name: str) -> int:
+        """The seed of the method of this name."""
+        return derive_seed(self.seed, "method", name)
 
 
-Builder = Callable[[Method, Setup], Baseline]
+Builder = Callable[[Method, Setup], Learner]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A method's entry in the registry: one line about it, its usual settings, and how it is built."""
+    """A method's entry in the registry; see `register` for the fields."""
 
     summary: str
     build: Builder
+    title: str
+    style: int | None
+    keeps_examples: bool
     every: int
     examples: int | None
     options: Mapping[str, Any]
     sizes: tuple[str, ...]
-    later: Mapping[str, Any] = field(default_factory=dict)
+    later: Mapping[str, Any]
 
 
 KINDS: dict[str, Kind] = {}
-"""Every method by its name."""
+"""Every method by its name, in the order of registration."""
+
+FIRST = (
+    *("sgd", "ogd", "random-ogd", "pca-ogd", "sketchogd-1", "sketchogd-2", "sketchogd-3", "sketchogd"),
+    *("sketchogd-blocks", "sketchogd-pull", "gradient-ogd", "layer-sketch", "gpm", "fd-ogd", "ipca-ogd"),
+    *("ewc", "si", "a-gem", "replay"),
+)
+"""The methods that tables list first, in their order there. The order of `KINDS` is that of runs, and differs."""
 
 
 def register(
     name: str,
     summary: str,
     *,
+    title: str | None = None,
+    style: int | None = None,
+    keeps_examples: bool = False,
     every: int = 50,
     examples: int | None = None,
     sizes: Iterable[str] = (),
     later: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[Builder], Builder]:
-    """Enter a builder under a name. `sizes` are the options that a budget determines instead.
+    """Enter a builder in the registry under a name.
 
-    `later`: options that came after runs were stored. Settings have them only where they are not as usual, so that
-    configs and digests of the stored runs stay what they are.
+    Args:
+        name: the name that `method` knows it by.
+        summary: one line about the method.
+        title: the name in tables and figures; `name` by default.
+        style: the number of its colour, dash and marker in figures; None where it takes a free one.
+        keeps_examples: whether it keeps raw training examples of old tasks.
+        every: default of `Method.every`; 1 for methods that do not project displacements.
+        examples: default of `Method.examples`.
+        sizes: the options that a budget determines instead.
+        later: options added after results were recorded; omitted from the config when at their default, so that
+            digests stay valid.
+        options: the other options and their defaults.
     """
 
     def enter(builder: Builder) -> Builder:
-        KINDS[name] = Kind(summary, builder, every, examples, options, tuple(sizes), later or {})
+        shown = (title or name, style, keeps_examples)
+        KINDS[name] = Kind(summary, builder, *shown, every, examples, options, tuple(sizes), later or {})
         return builder
 
     return enter
 
 
+def title(name: str) -> str:
+    """The name of a method in tables and figures; an unknown method's own name."""
+    return KINDS[name].title if name in KINDS else name
+
+
+def style(name: str) -> int | None:
+    """The number of a method's style in figures; None for a method without one of its own."""
+    return KINDS[name].style if name in KINDS else None
+
+
+def keeps_examples(name: str) -> bool:
+    """Whether a method is known to keep raw training examples of old tasks."""
+    return name in KINDS and KINDS[name].keeps_examples
+
+
+def listed() -> list[str]:
+    """The names of all methods in the order in which tables list them: `FIRST`, then the others by name."""
+    return [*(name for name in FIRST if name in KINDS), *sorted(KINDS.keys() - set(FIRST))]
+
+
 def method(
     name: str, *, every: int | None = None, examples: int | None = None, budget: int | None = None, **options: Any
 ) -> Method:
-    """The settings of a method, the usual ones where nothing is said.
+    """The settings of a method: its defaults, with the given ones in their place.
+
+    Args:
+        name: a key of `KINDS`.
+        every: optimizer steps between two projections.
+        examples: how many examples of each task are remembered.
+        budget: bytes that determine the method's size.
+        options: the method's own options.
 
     Raises:
-        ValueError: unknown name or option (the nearest right ones are named), or a budget beside a size.
+        ValueError: an unknown name or option (the message names the closest known ones), or both a budget and a size.
 
     >>> from sketchogd.lab import methods  # fills the registry
     >>> methods.method("sketchogd-1", budget=2_000_000)
@@ -149,18 +217,6 @@ def method(
     )
 
 
-def build(settings: Method, setup: Setup) -> Baseline:
-    """The object that training works with."""
+def build(settings: Method, setup: Setup) -> Learner:
+    """The learner of a method: the object whose hooks the training loop calls."""
     return KINDS[settings.name].build(settings, setup)
-
-
-def unknown(what: str, word: str, known: Iterable[str]) -> str:
-    """The text of an error about a name: the nearest right ones, and all of them.
-
-    >>> unknown("method", "sketchodg", ["sgd", "sketchogd"])
-    "unknown method 'sketchodg'; did you mean sketchogd? There are: sgd, sketchogd"
-    """
-    names = list(known)
-    near = difflib.get_close_matches(word, names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"unknown {what} {word!r}; {hint}There are: {', '.join(names) or 'none'}"

@@ -1,7 +1,8 @@
 """The report's figures for print, by matplotlib: curves, accuracy matrices, accuracy over bytes, spectra, errors.
 
-Each function takes the groups of one benchmark (`report.collect`) and returns a `Figure` that belongs to the caller:
-nothing is shown, no backend is chosen, and matplotlib is imported only when a figure is made. `T` tasks.
+Each function takes the groups of one benchmark (`groups.collect`) and returns a `Figure` that the caller owns, or None
+if the runs have no data for it. Nothing is shown, no backend is chosen, and matplotlib is imported only when a figure
+is made. `T` tasks.
 """
 
 import re
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sketchogd.lab.pages import drawing, report
-from sketchogd.lab.pages.report import Group
+from sketchogd.budget import format_bytes
+from sketchogd.lab.pages import drawing
+from sketchogd.lab.pages.groups import Group, collect, curves_of, kept_bytes, styles_of, title_of
+from sketchogd.lab.pages.trajectory import trajectory
 from sketchogd.lab.records import metrics
-from sketchogd.lab.records import spectra as means
-from sketchogd.paper import published, rank_errors
+from sketchogd.lab.records.sketch_errors import mean_errors
+from sketchogd.lab.records.spectra import mean_spectrum
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +31,7 @@ def save_all(runs_folder: str | Path, out_folder: str | Path, formats: Sequence[
         RecordError: there are no run folders.
         ValueError: matplotlib cannot write a format.
     """
-    groups = report.collect(runs_folder)[0]
+    groups = collect(runs_folder)[0]
     out = Path(out_folder)
     out.mkdir(parents=True, exist_ok=True)
     kinds: dict[str, Callable[[list[Group]], Figure | None]] = {
@@ -43,7 +46,9 @@ def save_all(runs_folder: str | Path, out_folder: str | Path, formats: Sequence[
         name = re.sub(r"[^\w-]+", "-", benchmark)
         for kind, draw in kinds.items():
             figure = draw([group for group in groups if group.benchmark == benchmark])
-            for each in formats if figure is not None else ():
+            if figure is None:
+                continue
+            for each in formats:
                 path = out / f"{name}-{kind}.{each}"
                 drawing.save(figure, path, each)
                 paths.append(path)
@@ -51,21 +56,26 @@ def save_all(runs_folder: str | Path, out_folder: str | Path, formats: Sequence[
 
 
 def curves(groups: Sequence[Group], tasks: Iterable[int] | None = None) -> "Figure | None":
-    """Test accuracy of tasks (counted from 1; by default the paper's) along training, mean ± one standard deviation.
+    """Test accuracy of tasks along training, mean ± one standard deviation.
 
     The y axis starts at the lowest accuracy after a task was trained, so the first steps on a task are cut off.
+
+    Args:
+        groups: the groups of one benchmark.
+        tasks: which tasks, counted from 1; by default those of the benchmark's record (`Benchmark.curves`) or, without
+            one, the first, the middle and the last.
     """
     scored = _scored(groups)
     if not scored:
         return None
     T = max(len(group.matrices[0]) for group, _ in scored)
-    own = published.CURVES.get(scored[0][0].benchmark, ())
+    own = curves_of(scored[0][0].benchmark)
     chosen = list(tasks) if tasks is not None else list(own) if own and max(own) <= T else sorted({1, (T + 1) // 2, T})
     figure = drawing.figure(3.0 * len(chosen) + 0.6, 2.9)
     axes = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0]
     low = 1.0
     for group, style in scored:
-        x, mean, std = report.trajectory(group)
+        x, mean, std = trajectory(group)
         for axis, task in zip(axes, chosen, strict=True):
             if task > mean.shape[1]:
                 continue
@@ -92,18 +102,18 @@ def heat_maps(groups: Sequence[Group]) -> "Figure | None":
         return None
     from matplotlib.ticker import MaxNLocator
 
-    means = [group.matrices.mean(axis=0) for group, _ in scored]
-    seen = np.concatenate([mean[np.tril_indices(len(mean))] for mean in means])
+    matrices = [group.matrices.mean(axis=0) for group, _ in scored]
+    seen = np.concatenate([A[np.tril_indices(len(A))] for A in matrices])
     columns = min(4, len(scored))
     rows = -(-len(scored) // columns)
     figure = drawing.figure(2.0 * columns + 0.9, 2.15 * rows + 0.2)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axis, mean, (group, _) in zip(axes, means, scored, strict=False):
-        T = len(mean)
+    for axis, A, (group, _) in zip(axes, matrices, scored, strict=False):
+        T = len(A)
         image = axis.imshow(
-            mean, cmap="viridis", vmin=seen.min(), vmax=seen.max(), extent=(0.5, T + 0.5, T + 0.5, 0.5), rasterized=True
+            A, cmap="viridis", vmin=seen.min(), vmax=seen.max(), extent=(0.5, T + 0.5, T + 0.5, 0.5), rasterized=True
         )
-        axis.set_title(f"{drawing.text(group.label)}\n{_average(group)}", fontsize=8)
+        axis.set_title(f"{drawing.text(group.label)}\n{_score(group).mean:.3f}", fontsize=8)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.tick_params(length=2, labelsize=8)
@@ -111,7 +121,7 @@ def heat_maps(groups: Sequence[Group]) -> "Figure | None":
         axis.set_axis_off()
     figure.supxlabel("accuracy on task", fontsize=9)
     figure.supylabel("after training on task", fontsize=9)
-    future = any((mean[np.triu_indices(len(mean), 1)] < seen.min()).any() for mean in means)
+    future = any((A[np.triu_indices(len(A), 1)] < seen.min()).any() for A in matrices)
     figure.colorbar(image, ax=list(axes), label="test accuracy", shrink=0.8, extend="min" if future else "neither")
     return figure
 
@@ -119,9 +129,9 @@ def heat_maps(groups: Sequence[Group]) -> "Figure | None":
 def pareto(groups: Sequence[Group]) -> "Figure | None":
     """Average accuracy over bytes kept, log x; the grey line is the best accuracy within each number of bytes."""
     points = [
-        (nbytes, metrics.spread([metrics.average_accuracy(A) for A in group.matrices]), group, style)
+        (nbytes, _score(group), group, style)
         for group, style in _scored(groups)
-        if (nbytes := report.kept_bytes(group)) is not None
+        if (nbytes := kept_bytes(group)) is not None
     ]
     if not points:
         return None
@@ -129,7 +139,7 @@ def pareto(groups: Sequence[Group]) -> "Figure | None":
     axis = figure.subplots()
     positive = [nbytes for nbytes, *_ in points if nbytes > 0]
     edge = min(positive, default=1000)
-    # Zero has no place on a logarithmic axis: a stretch around it is linear.
+    # A logarithmic axis has no zero: a stretch around it is linear.
     axis.set_xscale("symlog", linthresh=edge / 2, linscale=0.4)
     best = -1.0
     front = []
@@ -146,8 +156,8 @@ def pareto(groups: Sequence[Group]) -> "Figure | None":
     powers = [10.0**e for e in range(16) if edge / 2 <= 10**e <= right]
     axis.set_xticks([0.0] * (len(positive) < len(points)) + powers)
     axis.set_xticks([], minor=True)
-    axis.xaxis.set_major_formatter(lambda value, _: drawing.written_bytes(value))
-    drawing.tidy(axis, _title(groups[0].benchmark), "memory kept between tasks")
+    axis.xaxis.set_major_formatter(lambda value, _: format_bytes(value))
+    drawing.tidy(axis, drawing.text(title_of(groups[0].benchmark)), "memory kept between tasks")
     axis.set_ylabel("average accuracy")
     figure.legend(loc="outside right upper", frameon=False)
     return figure
@@ -157,8 +167,8 @@ def spectra(groups: Sequence[Group]) -> "Figure | None":
     """Singular values of the remembered gradients, log x, with the stable rank dotted."""
     found = [
         (group, style, spectrum)
-        for group, style in zip(groups, report.styles_of(groups), strict=True)
-        if (spectrum := means.mean_of(run.spectra() for run in group.runs)) is not None
+        for group, style in zip(groups, styles_of(groups), strict=True)
+        if (spectrum := mean_spectrum(run.spectra() for run in group.runs)) is not None
     ]
     if not found:
         return None
@@ -166,13 +176,13 @@ def spectra(groups: Sequence[Group]) -> "Figure | None":
     axis = figure.subplots()
     for group, style, spectrum in found:
         rank = spectrum.stable_rank
-        line = {**drawing.line(style), "markevery": [0]}
-        axis.plot(spectrum.index, spectrum.values, label=f"{drawing.text(group.label)}, stable rank {rank:.1f}", **line)
+        look = {**drawing.line(style), "markevery": [0]}
+        axis.plot(spectrum.index, spectrum.values, label=f"{drawing.text(group.label)}, stable rank {rank:.1f}", **look)
         axis.axvline(max(rank, 1.0), color=drawing.colour(style), ls=":", lw=1.4)
     axis.set_xscale("log")
     axis.set_xlim(left=0.9)
     axis.set_ylim(bottom=0)
-    drawing.tidy(axis, _title(groups[0].benchmark), "index of the singular value")
+    drawing.tidy(axis, drawing.text(title_of(groups[0].benchmark)), "index of the singular value")
     axis.set_ylabel("singular value")
     axis.legend(frameon=False)
     return figure
@@ -181,9 +191,9 @@ def spectra(groups: Sequence[Group]) -> "Figure | None":
 def errors_over_rank(groups: Sequence[Group]) -> "Figure | None":
     """Share of the gradients' energy that sketches of rank k leave out, measured, beside every bound; log axes.
 
-    From the first group with such data (`rank_errors`), its mean over seeds: OGD, which keeps the gradients themselves.
+    Drawn for the first group with such data (`sketch_errors`), mean over seeds.
     """
-    found = ((group, rank_errors.mean_of(run.spectra() for run in group.runs)) for group in groups)
+    found = ((group, mean_errors(run.spectra() for run in group.runs)) for group in groups)
     group, data = next(((group, data) for group, data in found if data is not None), (None, None))
     if group is None or data is None:
         return None
@@ -206,19 +216,17 @@ def errors_over_rank(groups: Sequence[Group]) -> "Figure | None":
     axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     axis.yaxis.set_minor_formatter(lambda value, _: f"{100 * value:g} %" if f"{value:e}"[0] in "25" else "")
     axis.tick_params(which="both", labelsize=8)
-    drawing.tidy(axis, f"{_title(group.benchmark)}, gradients of {drawing.text(group.label)}", "rank k")
+    title = f"{drawing.text(title_of(group.benchmark))}, gradients of {drawing.text(group.label)}"
+    drawing.tidy(axis, title, "rank k")
     axis.set_ylabel("energy left out")
     axis.legend(loc="lower left", frameon=False, fontsize=8)
     return figure
 
 
 def _scored(groups: Sequence[Group]) -> list[tuple[Group, int]]:
-    return [pair for pair in zip(groups, report.styles_of(groups), strict=True) if len(pair[0].matrices)]
+    """The groups with a complete accuracy matrix, each with its style."""
+    return [pair for pair in zip(groups, styles_of(groups), strict=True) if len(pair[0].matrices)]
 
 
-def _average(group: Group) -> str:
-    return f"{metrics.spread([metrics.average_accuracy(A) for A in group.matrices]).mean:.3f}"
-
-
-def _title(benchmark: str) -> str:
-    return published.BENCHMARKS.get(benchmark, drawing.text(benchmark))
+def _score(group: Group) -> metrics.Spread:
+    return metrics.spread([metrics.average_accuracy(A) for A in group.matrices])

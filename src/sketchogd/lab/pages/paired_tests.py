@@ -1,19 +1,20 @@
 """The best method of a benchmark against every other, seed by seed: data of one table of the report page."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sketchogd.lab.pages.groups import Group
 from sketchogd.lab.records import metrics
 
-if TYPE_CHECKING:
-    from sketchogd.lab.pages.report import Group
 
+def paired_tests(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """For each benchmark, compare the group with the highest mean over at least two seeds to every other group.
 
-def paired_tests(groups: Sequence["Group"]) -> list[dict[str, Any]]:
-    """For each benchmark: the group with the highest mean over at least two seeds, against each other on common seeds.
+    Groups that share fewer than two seeds with the best one are left out.
 
-    Plain values: benchmark, best, other (labels), difference, t, p_t, p_sign_flip and n, as `metrics.paired_test` has
-    them; groups that share fewer than two seeds with the best are left out.
+    Returns:
+        One row of plain values per comparison: benchmark, best and other (labels), difference, n, p_t and p_sign_flip,
+        as `metrics.paired_test` has them on the common seeds.
     """
     rows = []
     for benchmark in dict.fromkeys(group.benchmark for group in groups):
@@ -28,12 +29,12 @@ def paired_tests(groups: Sequence["Group"]) -> list[dict[str, Any]]:
                 continue
             test = metrics.paired_test([several[best][s] for s in common], [found[s] for s in common])
             row = {"benchmark": benchmark, "best": best, "other": label, "difference": test.difference, "n": test.n}
-            # An infinite t (differences without spread) has no place in JSON; its p value says the same.
+            # An infinite t (differences without spread) cannot be written as JSON; its p value says the same.
             rows.append({**row, "p_t": test.p_t, "p_sign_flip": test.p_sign_flip})
     return rows
 
 
-def _by_seed(group: "Group") -> dict[int, float]:
+def _by_seed(group: Group) -> dict[int, float]:
     found = {}
     for run in group.runs:
         seed = run.config.get("seed")

@@ -1,19 +1,22 @@
-"""What is kept of a run, and read again.
+"""Records of runs: what is written during a run and read again.
 
 * `metrics`: what an accuracy matrix says
 * `spectra`: singular values of remembered gradients
+* `sketch_errors`: what sketches of rising rank leave out of them
 * `checkpoint`: the state of an interrupted run
+* `digests`: which config a run is of
+* `lock`: which process works on a run
 * `folder`: a run is a folder
 * `bundles`: many runs in one file
 """
 
+from sketchogd.lab.records.digests import config_digest, identity, intact
 from sketchogd.lab.records.folder import (
     FORMAT,
     RecordError,
     Run,
     RunFolder,
     State,
-    config_digest,
     environment,
     find,
     load,
@@ -30,6 +33,8 @@ __all__ = [
     "config_digest",
     "environment",
     "find",
+    "identity",
+    "intact",
     "load",
     "plan",
     "state",

@@ -1,9 +1,9 @@
 """The state of an interrupted run in one safetensors file, without pickle.
 
-A state is a tree of dicts, lists and tuples whose leaves are tensors, numbers, strings, booleans and None: what
-`state_dict` of models, optimizers and sketches returns. Tensors become the file's tensors; the rest is JSON in its
-header, in which a tensor is {"tensor": "3"}, a tuple {"tuple": […]} and a dict {"dict": [[key, value], …]}, so that
-integer keys survive.
+A state is a tree of dicts, lists and tuples whose leaves are tensors, numbers, strings, booleans and None, as returned
+by `state_dict` of models, optimizers and sketches. Tensors are stored as the file's tensors; the rest is JSON in its
+header, where a tensor is {"tensor": "3"}, a tuple {"tuple": […]} and a dict {"dict": [[key, value], …]}, which keeps
+integer keys.
 """
 
 import json
@@ -20,14 +20,14 @@ FORMAT = "sketchogd-checkpoint-1"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be written or read: a leaf of an unknown kind, or a damaged file."""
+    """A checkpoint cannot be written, because of a leaf of another type, or cannot be read."""
 
 
 def save(path: str | Path, state: Any) -> None:
     """Write the tree `state` to `path`, whole or not at all; tensors are stored on the CPU with their exact bytes.
 
     Raises:
-        CheckpointError: a leaf or a key is of a kind that has no place in the file.
+        CheckpointError: a leaf or a key is of a type that cannot be stored.
     """
     tensors: dict[str, torch.Tensor] = {}
     tree = json.dumps(_encode(state, tensors))
@@ -58,7 +58,7 @@ def load(path: str | Path) -> Any:
 def _encode(node: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(node, torch.Tensor):
         key = str(len(tensors))
-        # A copy of its own: safetensors refuses tensors that share storage, as tied weights and views do.
+        # A copy: safetensors refuses tensors that share storage, as tied weights and views do.
         tensors[key] = node.detach().to("cpu", copy=True).contiguous()
         return {"tensor": key}
     if isinstance(node, dict):

@@ -1,21 +1,19 @@
-"""A run is a folder, and a grid of runs knows what is still to do.
+"""A run is a folder; `plan` says which runs of a grid are still to do.
 
     run.json                 config, status, versions, device, timings, ledger, results
     accuracy.npz             matrix (T × T), NaN where not yet measured, and the initial row (T)
-    events.jsonl             one JSON object a line, in the order in which things happened
-    checkpoint.safetensors   what an interrupted run needs to go on; removed when it finishes
+    events.jsonl             one JSON object per line, in the order in which things happened
+    checkpoint.safetensors   state from which an interrupted run is resumed; removed when it finishes
 
-Every file is written whole or not at all, except events.jsonl, which grows by lines: a line cut off by a kill is
-dropped when the run goes on. A process holds a lock on the run it works on; the system releases it however that ends.
+Every file is written whole or not at all, except events.jsonl, which is appended to: a line cut off by a kill is
+dropped when the run is resumed. A process holds a lock on the run it works on.
 """
 
 import contextlib
-import hashlib
 import json
 import math
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,12 +27,12 @@ import torch
 
 from sketchogd.lab.data.fileformats import DataError, read_npz
 from sketchogd.lab.records import checkpoint
+from sketchogd.lab.records.digests import config_digest, identity, intact
+from sketchogd.lab.records.lock import is_locked, try_lock
 from sketchogd.storage import atomic
 
-if sys.platform != "win32":
-    import fcntl
-
 FORMAT = 1
+LOCK = ".lock"
 
 
 class RecordError(ValueError):
@@ -54,11 +52,17 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Run:
-    """The record of one run: run.json, the accuracies if any have been written, and two readers of its larger files.
+    """The record of one run, from a folder (`load`) or from a bundle (`bundles.read`).
 
-    `evaluations` gives the accuracies measured during training, one dict a measurement with task, epoch and accuracy;
-    `spectra` the arrays of spectra.npz, empty without one. A run comes from a folder (`load`) or from a bundle
-    (`bundles.read`); in the second case `path` is the bundle's, followed by the run's name.
+    Args:
+        path: the folder; for a run of a bundle, the bundle's path followed by the run's name.
+        status: "running", "finished" or "failed".
+        config: the config as `RunConfig.record` gives it.
+        record: everything in run.json.
+        accuracy: the accuracy matrix (T × T), None if none was written.
+        initial: accuracies before training (T,), None if they were not measured.
+        evaluations: reads the accuracies measured during training, one dict each with task, epoch and accuracy.
+        spectra: reads the arrays of spectra.npz, empty without one.
     """
 
     path: Path
@@ -71,6 +75,11 @@ class Run:
     spectra: Callable[[], dict[str, np.ndarray]]
 
     @property
+    def identity(self) -> tuple[str, str]:
+        """See `identity`."""
+        return identity(self.config)
+
+    @property
     def complete(self) -> bool:
         """Whether the accuracy matrix is there, square, and known up to its diagonal."""
         A = self.accuracy
@@ -80,12 +89,12 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """Whether the run was ended by a loss that is not finite: its settings fail, and would fail again."""
+        """Whether the run ended with a loss that is not finite; repeating it would end the same way."""
         return self.status == "failed" and (self.record.get("error") or {}).get("type") == "FloatingPointError"
 
 
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
-    """What a run's numbers may depend on beside its config: versions, machine, device and threads."""
+    """What a run's numbers may depend on besides its config: versions, machine, device and threads."""
     chosen = torch.device(device)
     try:
         own = metadata.version("sketchogd")
@@ -104,40 +113,34 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     }
 
 
-def config_digest(config: Mapping[str, Any]) -> str:
-    """SHA-256 of the config as canonical JSON (sorted keys): equal configs have equal digests, in any order of keys."""
-    text = json.dumps(dict(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 class RunFolder:
-    """Writes one run. Everything it returns can be read again with `load`; nothing is kept in memory."""
+    """Writes one run, which `load` reads again; nothing is kept in memory."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the run while working on it; what a killed process left half-written is removed first.
+        """Lock the run while working on it; files that a killed process left half-written are removed first.
 
         Raises:
             RecordError: another process holds it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "a") as lock:
-            # Another process that only asks for the state has the lock for a moment: try a few times.
-            if not _try_lock(lock.fileno(), attempts=5):
+        with open(self.path / LOCK, "a") as lock:
+            # Another process that only asks for the state holds the lock for a moment: try a few times.
+            if not try_lock(lock.fileno(), attempts=5):
                 raise RecordError(f"{self.path}: another process is working on this run")
             atomic.remove_leftovers(self.path)
             yield
 
     def start(self, config: Mapping[str, Any], device: str | torch.device = "cpu") -> None:
-        """Begin the run anew: status "running", no accuracies, events or checkpoint from before."""
+        """Start the run afresh: status "running"; earlier accuracies, events and checkpoints are removed."""
         self.path.mkdir(parents=True, exist_ok=True)
         for name in ("accuracy.npz", "events.jsonl", "checkpoint.safetensors"):
             (self.path / name).unlink(missing_ok=True)
-        identity = {"format": FORMAT, "status": "running", "config": dict(config), "digest": config_digest(config)}
-        self._write({**identity, **environment(device), "started": time.time()})
+        begun = {"format": FORMAT, "status": "running", "config": dict(config), "digest": config_digest(config)}
+        self._write({**begun, **environment(device), "started": time.time()})
 
     def update(self, **fields: Any) -> None:
         """Add or replace fields of run.json, such as timings, ledger or results."""
@@ -149,7 +152,7 @@ class RunFolder:
         (self.path / "checkpoint.safetensors").unlink(missing_ok=True)
 
     def fail(self, error: BaseException) -> None:
-        """Mark the run failed, and say why."""
+        """Mark the run failed, with the error."""
         self.update(status="failed", ended=time.time(), error={"type": type(error).__name__, "message": str(error)})
 
     def save_accuracy(self, matrix: np.ndarray, initial: np.ndarray | None = None) -> None:
@@ -160,7 +163,7 @@ class RunFolder:
             np.savez(file, matrix=matrix, initial=start)
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Add one event, a line of JSON."""
+        """Append one event as a line of JSON."""
         with open(self.path / "events.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(_standard(event), allow_nan=False) + "\n")
 
@@ -171,12 +174,12 @@ class RunFolder:
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def checkpoint(self, state: Any) -> None:
-        """Write what resuming needs (a tree for `checkpoints`), with the number of events so far."""
+        """Write the state to resume from (a tree for `checkpoint.save`), with the number of events so far."""
         tree = {"events": len(self.events()), "state": state}
         checkpoint.save(self.path / "checkpoint.safetensors", tree)
 
     def resume(self) -> Any:
-        """The state of the last checkpoint, or None; events after it are dropped, for they will happen again."""
+        """The state of the last checkpoint, or None; later events are dropped, as they will happen again."""
         path = self.path / "checkpoint.safetensors"
         if not path.exists():
             return None
@@ -218,29 +221,32 @@ def load(path: str | Path) -> Run:
 
 
 def find(root: str | Path) -> list[Path]:
-    """All run folders at or below `root`, sorted."""
+    """The run folders at or below `root`, sorted."""
     return sorted(path.parent for path in Path(root).rglob("run.json"))
 
 
 def state(path: str | Path, config: Mapping[str, Any]) -> State:
-    """Where the run in `path` stands, if it is to be a run of `config`.
+    """State of the run of `config` in the folder `path`; the preset does not matter.
 
-    DIFFERENT: the folder holds a run of another config, which must not be taken for this one nor overwritten silently.
-    A record that says "running" without a process holding the run was interrupted.
+    DIFFERENT: the folder holds a run of another config, which must neither be used as this one nor be overwritten.
+    INTERRUPTED: the record says "running", but no process holds the run.
+
+    Raises:
+        RecordError: run.json is damaged or of another format.
     """
     folder = Path(path)
     if not (folder / "run.json").exists():
-        return State.RUNNING if _held(folder) else State.MISSING
+        return State.RUNNING if is_locked(folder / LOCK) else State.MISSING
     record = _read_json(folder)
-    if record["digest"] != config_digest(config):
+    if config_digest(record["config"]) != config_digest(config):
         return State.DIFFERENT
-    if _held(folder):
+    if is_locked(folder / LOCK):
         return State.RUNNING
     return State.INTERRUPTED if record["status"] == "running" else State(record["status"])
 
 
 def plan(root: str | Path, configs: Mapping[str, Mapping[str, Any]]) -> dict[State, list[str]]:
-    """The runs of a grid by state (all states are keys); `configs` maps a run's folder under `root` to its config."""
+    """The runs of a grid by state (every state is a key); `configs` maps folders below `root` to configs."""
     result: dict[State, list[str]] = {each: [] for each in State}
     for name, config in configs.items():
         result[state(Path(root) / name, config)].append(name)
@@ -259,39 +265,21 @@ def _read_json(folder: Path) -> dict[str, Any]:
     missing = {"status", "config", "digest"} - record.keys()
     if missing or record["status"] not in ("running", "finished", "failed"):
         raise RecordError(f"{folder}: run.json lacks {', '.join(sorted(missing)) or 'a known status'}")
+    if not isinstance(record["config"], dict) or not intact(record):
+        raise RecordError(f"{folder}: run.json is damaged: its digest is not that of its config")
     return record
 
 
 def _read_spectra(path: Path) -> dict[str, np.ndarray]:
-    with contextlib.suppress(DataError):  # no such file, or a damaged one
+    with contextlib.suppress(DataError):  # missing or damaged
         return read_npz(path)
     return {}
 
 
 def _standard(node: Any) -> Any:
-    """The tree with NaN and infinities as null, since standard JSON, which a browser reads, has no word for them."""
+    """The tree with null for NaN and infinities, which standard JSON, and so a browser, does not know."""
     if isinstance(node, Mapping):
         return {key: _standard(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
         return [_standard(item) for item in node]
     return None if isinstance(node, float) and not math.isfinite(node) else node
-
-
-def _try_lock(handle: int, attempts: int = 1) -> bool:
-    """Lock an open file unless another process has; on Windows, where this lock does not exist, always True."""
-    if sys.platform != "win32":
-        for attempt in range(attempts):
-            time.sleep(0.05 if attempt else 0)
-            with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-        return False
-    return True
-
-
-def _held(folder: Path) -> bool:
-    """Whether some process holds the run."""
-    if not (folder / ".lock").exists():
-        return False
-    with open(folder / ".lock", "a") as lock:
-        return not _try_lock(lock.fileno())

@@ -5,19 +5,19 @@ diagonal (tasks not yet trained) are needed by forward transfer only. a₀ (T): 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 EXACT_SIGN_FLIPS = 20
-"""Up to so many pairs all 2ⁿ sign patterns are counted; beyond that, a sample of them."""
+"""Up to this number n of pairs all 2ⁿ sign patterns are counted; for more pairs, a sample of them."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The five numbers of one run; `forward_transfer` is NaN without an initial row or with a single task."""
+    """Five metrics of one run; `forward_transfer` is NaN without initial accuracies or with a single task."""
 
     average_accuracy: float
     learning_accuracy: float
@@ -28,7 +28,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation (n − 1 in the denominator; 0 for one value) of a number over n seeds."""
+    """Mean and standard deviation (with n − 1 in the denominator; 0 for one value) of a number over n seeds."""
 
     mean: float
     std: float
@@ -40,7 +40,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Two methods on the same seeds: mean difference first − second, Student's t and two two-sided p values."""
+    """Two methods on the same n seeds: mean difference first − second, Student's t, and two two-sided p values."""
 
     difference: float
     t: float
@@ -50,20 +50,20 @@ class PairedTest:
 
 
 def average_accuracy(A: ArrayLike) -> float:
-    """Mean over all tasks after the last one, the paper's score: (1/T) Σⱼ A[T−1, j]."""
+    """Mean accuracy over all tasks after the last one was trained: (1/T) Σⱼ A[T−1, j]."""
     return float(_matrix(A)[-1].mean())
 
 
 def learning_accuracy(A: ArrayLike) -> float:
-    """How well each task was learned when it was its turn: (1/T) Σⱼ A[j, j]."""
+    """Mean accuracy on each task right after it was trained: (1/T) Σⱼ A[j, j]."""
     return float(np.diagonal(_matrix(A)).mean())
 
 
 def forgetting(A: ArrayLike) -> float:
-    """Mean fall from the best accuracy a task had to its final one.
+    """Mean fall from the best accuracy on a task to the final one.
 
-    1/(T−1) Σ_{j<T−1} (max_{j≤i<T−1} A[i, j] − A[T−1, j]). The last task can't have been forgotten and doesn't count.
-    0 for a single task; negative if tasks improved later.
+    1/(T−1) Σ_{j<T−1} (max_{j≤i<T−1} A[i, j] − A[T−1, j]). The last task cannot have been forgotten and is left out.
+    0 for a single task; negative if later training improved the tasks.
     """
     A = _matrix(A)
     T = len(A)
@@ -72,21 +72,21 @@ def forgetting(A: ArrayLike) -> float:
 
 
 def backward_transfer(A: ArrayLike) -> float:
-    """What later training did to each task: 1/(T−1) Σ_{j<T−1} (A[T−1, j] − A[j, j]); 0 for a single task."""
+    """Mean change by later training: 1/(T−1) Σ_{j<T−1} (A[T−1, j] − A[j, j]); 0 for a single task."""
     A = _matrix(A)
     changes = (A[-1] - np.diagonal(A))[:-1]
     return float(changes.mean()) if len(changes) else 0.0
 
 
 def forward_transfer(A: ArrayLike, initial: ArrayLike) -> float:
-    """What earlier tasks give a task before its turn: 1/(T−1) Σ_{j≥1} (A[j−1, j] − a₀[j]).
+    """Mean gain on a task from earlier tasks, before it is trained: 1/(T−1) Σ_{j≥1} (A[j−1, j] − a₀[j]).
 
     Args:
         A: accuracy matrix (T × T), evaluated on tasks to come as well.
         initial: a₀ (T), accuracies before any training.
 
     Returns:
-        NaN for a single task, for which it has no meaning.
+        The mean gain; NaN for a single task.
 
     Raises:
         ValueError: the shapes differ, or an accuracy that is needed is missing (NaN).
@@ -102,7 +102,7 @@ def forward_transfer(A: ArrayLike, initial: ArrayLike) -> float:
 
 
 def summary(A: ArrayLike, initial: ArrayLike | None = None) -> Summary:
-    """All five numbers of one run."""
+    """All five metrics of one run."""
     return Summary(
         average_accuracy=average_accuracy(A),
         learning_accuracy=learning_accuracy(A),
@@ -124,12 +124,19 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean=float(x.mean()), std=float(x.std(ddof=1)) if len(x) > 1 else 0.0, n=len(x))
 
 
-def paired_test(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> PairedTest:
-    """Is `first` better than `second`, run on the same seeds? With d = first − second, n pairs:
+def spreads(matrices: Iterable[ArrayLike]) -> dict[str, Spread]:
+    """The columns of a table from the accuracy matrices of several seeds: accuracy, forgetting and learning."""
+    seeds = list(matrices)
+    columns = {"accuracy": average_accuracy, "forgetting": forgetting, "learning": learning_accuracy}
+    return {name: spread([metric(A) for A in seeds]) for name, metric in columns.items()}
 
-    t = mean(d) / (std(d) / √n) with n − 1 degrees of freedom; and the sign-flip test, which assumes only that d is
-    symmetric: p is the share of the 2ⁿ sign patterns s with |Σ sᵢ dᵢ| ≥ |Σ dᵢ|. That p is at least 2/2ⁿ, so five seeds
-    cannot go below 1/16. More than 20 pairs: a sample of 100,000 patterns drawn from `seed`.
+
+def paired_test(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> PairedTest:
+    """Test whether `first` is better than `second` on the same n seeds, with d = first − second.
+
+    Student's test: t = mean(d) / (std(d) / √n) with n − 1 degrees of freedom. Sign-flip test, which assumes only that d
+    is symmetric: p is the share of the 2ⁿ sign patterns s with |Σ sᵢ dᵢ| ≥ |Σ dᵢ|. That p is at least 2/2ⁿ, which is
+    1/16 for five seeds. For more than 20 pairs a sample of 100,000 patterns is drawn from `seed`.
 
     Raises:
         ValueError: different lengths, fewer than two pairs, or numbers that are not finite.
@@ -149,7 +156,7 @@ def paired_test(first: Sequence[float], second: Sequence[float], *, seed: int = 
 
 
 def welch_p(first: Spread, second: Spread) -> float:
-    """Two-sided p value of Welch's test: could two means over independent seeds differ so much by chance?
+    """Two-sided p value of Welch's test that two means over independent seeds are equal.
 
     t = (m₁ − m₂) / √(v₁ + v₂) with v = s²/n, and (v₁ + v₂)² / (v₁²/(n₁ − 1) + v₂²/(n₂ − 1)) degrees of freedom, rounded
     down.
@@ -158,7 +165,7 @@ def welch_p(first: Spread, second: Spread) -> float:
     0.07
 
     Raises:
-        ValueError: fewer than two seeds on a side, or no spread on either.
+        ValueError: fewer than two seeds on one side, or no spread on both sides.
     """
     if min(first.n, second.n) < 2 or not first.std + second.std:
         raise ValueError(f"two seeds a side and some spread are needed, found {first} and {second}")
@@ -168,7 +175,7 @@ def welch_p(first: Spread, second: Spread) -> float:
 
 
 def student_p(t: float, degrees: int) -> float:
-    """Two-sided p value P(|Student| ≥ |t|), from the finite trigonometric series for whole degrees of freedom ν.
+    """Two-sided p value P(|T| ≥ |t|) of Student's distribution, by its finite series for ν degrees of freedom.
 
     With θ = atan(|t|/√ν): ν odd, P(<) = 2/π (θ + sin θ (cos θ + 2/3 cos³θ + … )); ν even, P(<) = sin θ (1 + 1/2 cos²θ +
     1·3/(2·4) cos⁴θ + …), both up to cos^(ν−2) (Abramowitz and Stegun 26.7.3, 26.7.4). Absolute error about 1e-15.

@@ -1,7 +1,7 @@
-"""Singular values of remembered gradients as a run has them: all of them, or those at a few places.
+"""Singular values of remembered gradients as a run has them: all of them, or those at a few indices.
 
-The arrays of a run (`Run.spectra`) are `singular_values`, falling; `index`, the place of each counted from 1, where not
-all are there; and `stable_rank`, ‖G‖_F²/‖G‖₂².
+The arrays of a run (`Run.spectra`) are `singular_values`, descending; `index`, the index of each counted from 1, if
+some are left out; and `stable_rank`, ‖G‖_F²/‖G‖₂².
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 POINTS = 300
-"""A figure needs no more, evenly spaced on a logarithmic axis."""
+"""Number of points that a figure needs at most, evenly spaced on a logarithmic axis."""
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Singular values at the places `index` (counted from 1), and the stable rank."""
+    """Singular values at the indices `index` (counted from 1), and the stable rank."""
 
     index: np.ndarray
     values: np.ndarray
@@ -23,7 +23,7 @@ class Spectrum:
 
 
 def read(arrays: Mapping[str, np.ndarray]) -> Spectrum | None:
-    """The spectrum in the arrays of a run; None where there is none, or one that makes no sense."""
+    """The spectrum in the arrays of a run; None if there is none, or if its values are not finite or start at 0."""
     s = np.asarray(arrays.get("singular_values", ()), dtype=float).ravel()
     index = np.asarray(arrays.get("index", np.arange(1, len(s) + 1)))
     if not len(s) or not np.isfinite(s).all() or s[0] <= 0:
@@ -33,8 +33,8 @@ def read(arrays: Mapping[str, np.ndarray]) -> Spectrum | None:
     return Spectrum(index, s, float(np.sum(s**2) / s[0] ** 2))
 
 
-def mean_of(runs: Iterable[Mapping[str, np.ndarray]]) -> Spectrum | None:
-    """Means over the runs that have a spectrum, as far as the shortest goes; None without any."""
+def mean_spectrum(runs: Iterable[Mapping[str, np.ndarray]]) -> Spectrum | None:
+    """Means over the runs that have a spectrum, cut to the length of the shortest; None if no run has one."""
     found = [each for arrays in runs if (each := read(arrays)) is not None]
     if not found:
         return None
@@ -45,7 +45,7 @@ def mean_of(runs: Iterable[Mapping[str, np.ndarray]]) -> Spectrum | None:
 
 
 def thinned(found: Spectrum) -> Spectrum:
-    """At most `POINTS` of the values; the first and the last are among them, and thinning again changes nothing."""
+    """At most `POINTS` of the values, among them the first and the last; thinning a second time changes nothing."""
     wanted = np.unique(np.geomspace(1, found.index[-1], POINTS).round().astype(int))
     kept = np.isin(found.index, wanted)
     return Spectrum(found.index[kept], found.values[kept], found.stable_rank)

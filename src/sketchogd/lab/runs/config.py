@@ -1,4 +1,4 @@
-"""What a run is, named completely: how it trains, on which benchmark, with which method and seed. T tasks."""
+"""What a run is, named completely: how it trains, on which benchmark, with which method and seed."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -9,11 +9,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from sketchogd.lab import models, streams
-from sketchogd.lab.data import datasets
-from sketchogd.lab.methods import Method, unknown
-from sketchogd.lab.streams.tasks import Stream
-from sketchogd.seeds import derive_seed
+from sketchogd.budget import ANCHORS, anchor_for
+from sketchogd.lab.methods import Method, method
+from sketchogd.lab.models import lenet_for, mlp_for
+from sketchogd.lab.names import unknown
+from sketchogd.lab.streams import Stream, Training, benchmark, record, validation
+
+__all__ = [
+    "OPTIMIZERS",
+    "RunConfig",
+    "Training",
+    "default_method",
+    "make_optimizer",
+    "model_for",
+    "stream_of",
+]
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -24,30 +34,22 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 @dataclass(frozen=True)
-class Training:
-    """How each task is trained: cross-entropy, shuffled batches. The defaults are the paper's.
-
-    optimizer: a key of `OPTIMIZERS`. curve: evaluate all tasks seen so far after every epoch, not only after a task.
-    frozen: globs of parameters that are never updated. eval_after_first_step: put the model in evaluation mode for good
-    after the first step. The last two are quirks of the published Split CIFAR-100 runs.
-    """
-
-    epochs: int = 30
-    batch: int = 10
-    lr: float = 1e-3
-    optimizer: str = "sgd"
-    curve: bool = True
-    frozen: tuple[str, ...] = ()
-    eval_after_first_step: bool = False
-
-
-@dataclass(frozen=True)
 class RunConfig:
     """One run, named completely: equal configs give equal numbers on the same machine.
 
-    tasks, n_train, n_test (of one task) make the benchmark smaller; degrees is the step of rotated-mnist. validation:
-    this share of each class of each task's training data is held out and scored on, and no test data is used. released:
-    the permutations of permuted-mnist are those of the paper's released code.
+    Args:
+        benchmark: a name in `BENCHMARKS`.
+        method: the method and its settings.
+        training: how each task is trained.
+        seed: every random choice is derived from it.
+        preset: the experiment that the run belongs to; no number depends on it.
+        tasks: the first so many tasks only.
+        n_train: training examples per task.
+        n_test: test examples per task.
+        degrees: an option of Rotated MNIST, the angle between two tasks.
+        validation: this share of each class of each task's training data is held out and scored on; no test data is
+            used.
+        released: an option of Permuted MNIST, the permutations that the paper's released code draws.
     """
 
     benchmark: str
@@ -64,7 +66,7 @@ class RunConfig:
 
     @property
     def setting(self) -> str:
-        """The method's label, with the optimizer, the held-out share and the stream where these are not as usual."""
+        """The method's label, with the optimizer, the held-out share and the stream where they are not the defaults."""
         words = [self.method.label]
         if self.training.optimizer != "sgd":
             words += [f"optimizer={self.training.optimizer}"]
@@ -76,11 +78,11 @@ class RunConfig:
 
     @property
     def name(self) -> str:
-        """The run's folder below that of its grid."""
+        """Path of the run's folder, relative to that of its grid."""
         return f"{self.benchmark}/{self.setting}/seed-{self.seed}"
 
     def record(self) -> dict[str, Any]:
-        """The config as run.json has it: one level, plain values; what says nothing is left out."""
+        """The config as it is in run.json: one level, plain values; empty ones are left out."""
         settings = asdict(self.method)
         flat: dict[str, Any] = {
             "benchmark": self.benchmark,
@@ -97,39 +99,61 @@ class RunConfig:
 
 
 def stream_of(config: RunConfig, data_folder: str | Path | None = None) -> Stream:
-    """The stream that a config names."""
-    stream = _whole_stream(config, data_folder)
-    return streams.validation(stream, config.validation) if config.validation else stream
+    """The stream that a config names.
 
-
-def _whole_stream(config: RunConfig, data_folder: str | Path | None) -> Stream:
-    if config.benchmark not in streams.BENCHMARKS:
-        raise ValueError(unknown("benchmark", config.benchmark, streams.BENCHMARKS))
-    sizes = {"tasks": config.tasks, "n_train": config.n_train, "n_test": config.n_test}
-    if config.released and config.benchmark != "permuted-mnist":
-        raise ValueError(f"released permutations are for permuted-mnist; {config.benchmark} has none")
-    if config.degrees is None:
-        return streams.benchmark(config.benchmark, data_folder, config.seed, released=config.released, **sizes)
-    if config.benchmark != "rotated-mnist":
-        raise ValueError(f"degrees is for rotated-mnist; {config.benchmark} does not turn its images")
-    tasks = 10 if config.tasks is None else config.tasks
-    images = datasets.load("mnist-subset")
-    return streams.rotated(images, tasks, config.degrees, n_train=config.n_train, n_test=config.n_test)
+    Raises:
+        ValueError: unknown benchmark, or an option (`degrees`, `released`) that it does not take.
+        DataError: its data set is missing or damaged.
+    """
+    stream = benchmark(
+        config.benchmark,
+        data_folder,
+        config.seed,
+        tasks=config.tasks,
+        n_train=config.n_train,
+        n_test=config.n_test,
+        degrees=config.degrees,
+        released=config.released,
+    )
+    return validation(stream, config.validation) if config.validation else stream
 
 
 def model_for(stream: Stream, seed: int) -> nn.Module:
-    """The paper's network for a stream: the LeNet where images are 3 × 32 × 32, otherwise the MLP."""
-    shape = stream.test(0)[0].shape[1:]
-    chosen = derive_seed(seed, "model")
-    if tuple(shape) == (3, 32, 32):
-        return models.LeNet(stream.heads, stream.classes, seed=chosen)
-    if stream.heads > 1:
-        raise ValueError("the MLP has one head; for a stream with several give `fit` a model with use_head(head)")
-    return models.mlp(shape.numel(), outputs=stream.classes, seed=chosen)
+    """A network of the paper for any stream: the LeNet where images are 3 × 32 × 32, otherwise the MLP.
+
+    Runs of a benchmark have the network of its record instead.
+    """
+    images = tuple(stream.test(0)[0].shape[1:]) == (3, 32, 32)
+    return lenet_for(stream, seed) if images else mlp_for(stream, seed)
+
+
+def default_method(name: str, benchmark: str, **settings: Any) -> Method:
+    """A method with its usual settings, or with those tuned for the benchmark; `settings` override both.
+
+    A ridge replaces the tuned strength. The anchor of a layer memory is kept as its budget asks for (`anchor_for`),
+    unless something is said about it.
+
+    Raises:
+        ValueError: unknown method, benchmark or option.
+    """
+    known = record(benchmark)
+    budget = settings.get("budget")
+    if name == "layer-sketch" and budget is not None and not settings.keys() & {"ridge", "anchor_dtype"}:
+        p = known.parameters
+        anchor = ANCHORS[anchor_for(budget, (4 * p, p, 0))]
+        settings |= anchor
+        if "ridge" in anchor and settings.get("every") is None:
+            settings["every"] = 1  # projecting several steps together would need a copy of the weights
+    tuned = {} if settings.get("ridge") is not None else known.tuned.get(name, {})
+    return method(name, **{**tuned, **settings})
 
 
 def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:
-    """The optimizer that `training` names, over what is trained; what is frozen stops requiring gradients."""
+    """The optimizer that `training` names, over all parameters but the frozen ones, which stop requiring gradients.
+
+    Raises:
+        ValueError: unknown optimizer.
+    """
     if training.optimizer not in OPTIMIZERS:
         raise ValueError(unknown("optimizer", training.optimizer, OPTIMIZERS))
     for name, parameter in model.named_parameters():

@@ -1,12 +1,16 @@
-"""How many test examples a model gets right, with the head of their task; the model is left as it was."""
+"""Which output head a model uses, and how many test examples it gets right with the head of each task."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+from sketchogd.lab.streams.tasks import Pair
 from sketchogd.model.batches import evaluating
 
 EVALUATED_AT_ONCE = 10_000
@@ -14,7 +18,7 @@ EVALUATED_AT_ONCE = 10_000
 
 @runtime_checkable
 class Headed(Protocol):
-    """A model with one output head a task."""
+    """A model with one output head per task."""
 
     def use_head(self, head: int) -> None:
         """Select the head that `forward` uses."""
@@ -26,26 +30,66 @@ def use_head(model: nn.Module, head: int) -> None:
         model.use_head(head)
 
 
-def accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, head: int = 0, back_to: int = 0) -> float:
-    """Share of the inputs (n, …) for which the largest logit is the target's; modes and head are restored."""
-    return int(count_right(model, inputs, targets, head, back_to)) / len(targets)
+class Heads:
+    """The output heads of a model and the one in use, `current`; for a model with one head all of them are the same.
+
+    A model with heads does not say which one it uses, so whoever switches to another for a moment must know.
+    """
+
+    def __init__(self, model: nn.Module, current: int) -> None:
+        self.model = model
+        self.current = current
+
+    def use(self, head: int) -> None:
+        """Train with a head from now on."""
+        self.current = head
+        use_head(self.model, head)
+
+    @contextmanager
+    def using(self, head: int) -> Iterator[None]:
+        """A block in which the model uses a head; afterwards it uses the current one."""
+        use_head(self.model, head)
+        try:
+            yield
+        finally:
+            use_head(self.model, self.current)
+
+    def loss(self, inputs: Tensor, targets: Tensor, head: int) -> Tensor:
+        """The mean cross-entropy of a batch through a head."""
+        with self.using(head):
+            return cross_entropy(self.model(inputs), targets)
+
+    @torch.no_grad()
+    def count_right(self, inputs: Tensor, targets: Tensor, head: int) -> Tensor:
+        """How many of the inputs (n, …) have their largest logit at the target, as a tensor of one number.
+
+        The model is in evaluation mode for it; modes and head are restored.
+        """
+        right = torch.zeros((), dtype=torch.int64, device=targets.device)
+        with evaluating(self.model), self.using(head):
+            for x, y in zip(inputs.split(EVALUATED_AT_ONCE), targets.split(EVALUATED_AT_ONCE), strict=True):
+                right += (self.model(x).argmax(1) == y).sum()
+        return right
 
 
-@torch.no_grad()
-def count_right(model: nn.Module, inputs: Tensor, targets: Tensor, head: int = 0, back_to: int = 0) -> Tensor:
-    """For how many inputs the largest logit is the target's, as a tensor of one number."""
-    right = torch.zeros((), dtype=torch.int64, device=targets.device)
-    with evaluating(model), using_head(model, head, back_to):
-        for x, y in zip(inputs.split(EVALUATED_AT_ONCE), targets.split(EVALUATED_AT_ONCE), strict=True):
-            right += (model(x).argmax(1) == y).sum()
-    return right
+def count_right(model: Heads, tests: Sequence[Pair], heads: Sequence[int]) -> Tensor:
+    """How many examples of each test set (inputs, targets) a model gets right with its head (tasks,)."""
+    return torch.stack([model.count_right(*pair, head) for pair, head in zip(tests, heads, strict=True)])
 
 
-@contextmanager
-def using_head(model: nn.Module, head: int, back_to: int) -> Iterator[None]:
-    """The model with one head for the block, then with another."""
-    use_head(model, head)
-    try:
-        yield
-    finally:
-        use_head(model, back_to)
+def shares(right: Tensor, tests: Sequence[Pair]) -> Tensor:
+    """Accuracies, float64 on the CPU, from counts (…, tasks) on these test sets."""
+    return right.cpu().double() / torch.tensor([len(targets) for _, targets in tests])
+
+
+@dataclass(frozen=True, eq=False)
+class Accuracies:
+    """What a run measures of T tasks: `matrix` (T × T), row i after task i, and `initial` (T); NaN where not yet."""
+
+    matrix: np.ndarray
+    initial: np.ndarray
+
+    @classmethod
+    def unknown(cls, tasks: int) -> "Accuracies":
+        """Nothing measured yet."""
+        return cls(np.full((tasks, tasks), np.nan), np.full(tasks, np.nan))

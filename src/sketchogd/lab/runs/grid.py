@@ -1,12 +1,13 @@
-"""Many runs: what is finished is skipped, what was interrupted goes on, a failure is recorded and the rest continue.
+"""Many runs: finished ones are skipped, interrupted ones resume, a failure is recorded and the rest continue.
 
-With `jobs` > 1 each run has a process of its own with one thread, so that one that is killed takes no other with it.
-With `together` > 1 runs that differ in seed and method only are trained side by side (`sidebyside`), as one piece of
-work: many times faster for small networks, on a GPU above all, where a single one gains too, but a piece that is killed
-begins again.
+With `jobs` > 1 each piece of work has a process of its own with one thread, so that one that is killed takes no other
+with it. With `together` > 1 runs that differ in seed and method only are trained side by side (`sidebyside`), as one
+piece: many times faster for small networks, above all on a GPU, where a single run gains too; but a piece that is
+killed begins again.
 """
 
 import gc
+import importlib
 import multiprocessing
 import queue
 import time
@@ -19,20 +20,20 @@ from typing import Any
 import torch
 
 from sketchogd.lab import records
-from sketchogd.lab.runs import train
-from sketchogd.lab.runs.sidebyside import partition, group
-from sketchogd.lab.runs.config import RunConfig
 from sketchogd.lab.records import State
+from sketchogd.lab.runs import train
+from sketchogd.lab.runs.config import RunConfig
+from sketchogd.lab.runs.sidebyside import group, partition
 
 SECONDS_BETWEEN_LOOKS = 0.2
 
 TOGETHER = {"cuda": 64}
-"""How many runs are trained side by side where nothing is said, by kind of device; elsewhere one."""
+"""The default of `together` by kind of device; elsewhere 1."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """News of a run: the share of it that is done (0 to 1) and what it is doing."""
+    """Progress of a run: the share of it that is done (0 to 1) and what it is doing."""
 
     run: str
     share: float
@@ -41,7 +42,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run of the grid ended: "finished", "skipped" (it was finished before), "failed" or "busy" elsewhere."""
+    """How a run ended: "finished", "skipped" (finished before), "failed", or "busy" (another process works on it)."""
 
     run: str
     status: str
@@ -60,16 +61,30 @@ def run_grid(
     devices: Sequence[str] = ("cpu",),
     data_folder: str | Path | None = None,
     listener: Listener | None = None,
+    plugins: Sequence[str] = (),
 ) -> list[Outcome]:
     """Do all runs, each in its folder below `root`; the outcomes are in the order of the configs.
 
-    Ctrl-C stops the grid; the same call takes it up again. Runs go to the `devices` in turn. `together` is the most
-    runs that are trained side by side, by default `TOGETHER`; a run with a checkpoint goes on by itself.
+    Ctrl-C stops the grid; the same call takes it up again.
+
+    Args:
+        configs: the runs.
+        root: the folder of the grid.
+        jobs: processes at a time; with 1 everything is done in this one.
+        together: the most runs that are trained side by side, by default `TOGETHER`; a run with a checkpoint
+            resumes alone.
+        devices: where to train, used in turn.
+        data_folder: where data sets are that are not part of the package.
+        listener: told of progress.
+        plugins: names of modules that every process imports before its runs, because importing them registers methods
+            or measurements.
 
     Raises:
+        ImportError: a plugin cannot be imported; nothing is started.
         RecordError: a folder holds a run of another config, which must not be overwritten; nothing is started.
         ValueError: two configs have the same folder, or `jobs` is less than 1.
     """
+    _import(plugins)
     folder = Path(root)
     by_name = {config.name: config for config in configs}
     if len(by_name) < len(configs) or jobs < 1:
@@ -89,22 +104,27 @@ def run_grid(
     begun = [by_name[name] for name in todo if (folder / name / "checkpoint.safetensors").exists()]
     fresh = [by_name[name] for name in todo if by_name[name] not in begun]
     pieces = [(False, [config]) for config in begun]
-    for group in partition.groups(fresh, most, _room(devices[0])):
-        pieces.append((most > 1 and partition.joins(group[0]), group))
+    for runs in partition.groups(fresh, most, _room(devices[0])):
+        pieces.append((most > 1 and partition.joins(runs[0]), runs))
     work = [
         Work(tuple(runs), folder, devices[i % len(devices)], data_folder, stacked)
         for i, (stacked, runs) in enumerate(pieces)
     ]
-    done = _one_by_one(work, tell) if jobs == 1 else _in_processes(work, jobs, tell)
+    done = _one_by_one(work, tell) if jobs == 1 else _in_processes(work, jobs, plugins, tell)
     outcomes |= {outcome.run: outcome for outcome in done}
     return [outcomes[name] for name in by_name]
 
 
 @dataclass(frozen=True)
 class Work:
-    """The runs of one piece, the folder of the grid, the device, and where data sets are.
+    """One piece of work.
 
-    `stacked` says that they are trained by `sidebyside`. A piece of one run may be, too: on a GPU it replays graphs.
+    Args:
+        configs: its runs.
+        root: the folder of the grid.
+        device: where to train.
+        data_folder: where data sets are.
+        stacked: whether the runs are trained by `sidebyside`; on a GPU a single run may be as well, and replays graphs.
     """
 
     configs: tuple[RunConfig, ...]
@@ -115,14 +135,14 @@ class Work:
 
 
 def _room(device: str) -> int | None:
-    """Bytes for what the methods of one piece keep: part of what is free on a GPU; unlimited elsewhere."""
+    """Bytes that the methods of one piece may keep: a share of the free memory of a GPU; elsewhere unlimited."""
     chosen = torch.device(device)
     return int(0.6 * torch.cuda.mem_get_info(chosen)[0]) if chosen.type == "cuda" else None
 
 
 def _do(work: Work, tell: Listener) -> list[Outcome]:
-    """One piece; errors become outcomes. Runs that do not fit into memory together begin again in two halves."""
-    gc.collect()  # a group refers to itself, so that the last one's sketches would still take memory
+    """Do one piece; errors become outcomes. Runs that do not fit into memory together begin again in two halves."""
+    gc.collect()  # reference cycles of the last piece could keep its sketches in memory
     if torch.device(work.device).type == "cuda":
         torch.cuda.empty_cache()
     outcomes, too_much = _attempt(work, tell)
@@ -134,7 +154,7 @@ def _do(work: Work, tell: Listener) -> list[Outcome]:
 
 
 def _attempt(work: Work, tell: Listener) -> tuple[list[Outcome], bool]:
-    """The outcomes, and whether memory was too small; nothing of the attempt is kept then."""
+    """The outcomes; or none and True, if memory was too small for several runs."""
     configs = work.configs
     folders = [work.root / config.name for config in configs]
 
@@ -153,7 +173,7 @@ def _attempt(work: Work, tell: Listener) -> tuple[list[Outcome], bool]:
     except Exception as error:
         for config, folder in zip(configs, folders, strict=True):
             if not (folder / "run.json").exists():
-                # The run failed before it was started, such as for want of data: say so in its folder as well.
+                # The run failed before it was started, for example because data is missing: record that as well.
                 place = records.RunFolder(folder)
                 place.start(config.record(), "cpu")
                 place.fail(error)
@@ -172,17 +192,25 @@ def _one_by_one(work: Sequence[Work], tell: Listener) -> list[Outcome]:
     return [outcome for each in work for outcome in _do(each, tell)]
 
 
-def _in_process(work: Work, news: Any) -> None:
+def _import(plugins: Sequence[str]) -> None:
+    for name in plugins:
+        importlib.import_module(name)
+
+
+def _in_process(work: Work, names: Sequence[str], plugins: Sequence[str], news: Any) -> None:
     torch.set_num_threads(1)
     try:
+        _import(plugins)
         outcomes = _do(work, news.put)
     except KeyboardInterrupt:
-        outcomes = [Outcome(config.name, "failed", "interrupted") for config in work.configs]
+        outcomes = [Outcome(name, "failed", "interrupted") for name in names]
+    except Exception as error:  # such as a method that is registered only in the process that started this one
+        outcomes = [Outcome(name, "failed", f"{type(error).__name__}: {error}") for name in names]
     for outcome in outcomes:
         news.put(outcome)
 
 
-def _in_processes(work: Sequence[Work], jobs: int, tell: Listener) -> list[Outcome]:
+def _in_processes(work: Sequence[Work], jobs: int, plugins: Sequence[str], tell: Listener) -> list[Outcome]:
     context = multiprocessing.get_context("spawn")
     news = context.Queue()
     waiting = list(work)
@@ -192,9 +220,10 @@ def _in_processes(work: Sequence[Work], jobs: int, tell: Listener) -> list[Outco
         while waiting or running:
             while waiting and len(running) < jobs:
                 each = waiting.pop(0)
-                process = context.Process(target=_in_process, args=(each, news), daemon=True)
+                names = [config.name for config in each.configs]
+                process = context.Process(target=_in_process, args=(each, names, plugins, news), daemon=True)
                 process.start()
-                running[each.configs[0].name] = (process, each)
+                running[names[0]] = (process, each)
             wait([process.sentinel for process, _ in running.values()], timeout=SECONDS_BETWEEN_LOOKS)
             ended = [name for name, (process, _) in running.items() if not process.is_alive()]
             _read(news, tell, outcomes, patient=bool(ended))
@@ -214,7 +243,7 @@ def _in_processes(work: Sequence[Work], jobs: int, tell: Listener) -> list[Outco
 
 
 def _read(news: Any, tell: Listener, outcomes: dict[str, Outcome], patient: bool) -> None:
-    """Take what has arrived; after a process has ended its last words may need a moment."""
+    """Take what has arrived; with `patient`, wait a moment for what a process sent before it ended."""
     deadline = time.monotonic() + (0.5 if patient else 0.0)
     while True:
         try:
@@ -230,5 +259,5 @@ def _read(news: Any, tell: Listener, outcomes: dict[str, Outcome], patient: bool
 
 
 def _lost(config: RunConfig, code: int | None) -> Outcome:
-    """The outcome of a run whose process ended without a word. Its checkpoint stays, so it can go on later."""
+    """The outcome of a run whose process ended without one. Its checkpoint stays, so it can be resumed later."""
     return Outcome(config.name, "failed", f"the process ended with code {code} (killed, or out of memory?)")

@@ -1,7 +1,7 @@
-"""One run by several processes: each takes its part of every batch, and remembers its part of every task.
+"""One run by several processes: each computes on its share of every batch and remembers its share of every task.
 
-`Alone` is one process; `Together` are those that torchrun started. The first of them keeps the records and says which
-run is next, the others follow. A run gives the numbers that one process gives, up to the order of sums.
+`Alone` is one process; `Together` are those that torchrun started. The first of them keeps the records and announces
+which run is next; the others follow. The numbers are those of a single process, up to the order of sums.
 """
 
 from abc import ABC, abstractmethod
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 
 class Processes(ABC):
-    """Who works on a run. `group` is for the protection; `own` picks this process's part of a batch."""
+    """The processes of a run: `group` for the protection, `own` the share of a batch that this process takes."""
 
     group: "ProcessGroup | None" = None
     own: slice = slice(None)
 
     @abstractmethod
     def backward(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy of a batch, whose gradients are added to those that are there."""
+        """The mean cross-entropy of a batch; its gradients are added to `.grad`."""
 
     @abstractmethod
     def from_first(self, value: Any) -> Any:
-        """What the first process has."""
+        """The value that the first process passed."""
 
 
 class Alone(Processes):
-    """One process does everything."""
+    """A single process."""
 
     def backward(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         """One forward and backward pass."""
@@ -63,12 +63,12 @@ class Together(Processes):
     def backward(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         """A pass over this process's examples, and one all-reduce of gradients and loss.
 
-        BatchNorm needs the whole batch for its statistics; while it learns, every process takes all of it.
+        BatchNorm in training mode needs the statistics of the whole batch, so every process then takes all of it.
         """
         if any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
             return Alone().backward(model, inputs, targets)
         mine = targets[self.own]
-        # A process without an example takes one with weight 0, so that the same parameters get gradients everywhere.
+        # A process without examples takes one with weight 0, so that the same parameters get gradients everywhere.
         x, y, weight = (inputs[self.own], mine, 1.0) if len(mine) else (inputs[:1], targets[:1], 0.0)
         loss = cross_entropy(model(x), y, reduction="sum") * (weight / len(targets))
         loss.backward()
@@ -93,10 +93,16 @@ def run_all(
     run: Callable[["RunConfig", Path | None, Processes], Any],
     tell: Callable[[str, str, str], None],
 ) -> None:
-    """All processes do the runs one after another; the first one records them below `root` and tells how each ended.
+    """Do the runs one after another, each by all processes; the first one records them and reports how each ended.
 
-    run(config, folder or None, processes) does one. tell(name, status, message): "finished", "failed", "skipped" or
-    "busy". Raises RecordError, before anything is started, where a folder holds a run with other settings.
+    Args:
+        configs: the runs, the same in all processes.
+        root: the folder of all runs.
+        run: run(config, folder, processes) does one; the folder is None in all processes but the first.
+        tell: called as tell(name, status, message) with "finished", "failed", "skipped" or "busy".
+
+    Raises:
+        RecordError: a folder holds a run with other settings; nothing is started.
     """
     processes = Together()
     by_name = {config.name: config for config in configs}

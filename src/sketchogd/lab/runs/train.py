@@ -2,38 +2,31 @@
 
 `fit` trains a model on a stream; `run` does the same for a `RunConfig`, which names everything, in a run folder:
 run.json gets `timings`, `ledger`, `steps` and `results`; accuracy.npz the matrix; events.jsonl an "evaluation" after
-each epoch with the accuracies of the tasks seen so far; spectra.npz the singular values of remembered gradients, and
-where all were kept what sketches of them leave out (`rank_errors`).
-Every random choice is derived from (seed, task, epoch), so a killed run goes on to the same numbers.
+each epoch with the accuracies of the tasks seen so far; spectra.npz what is measured of the learner at the end.
+Every random choice is derived from (seed, task, epoch), so a killed run resumes to the same numbers. T tasks.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from sketchogd.storage import atomic
-from sketchogd.lab.methods.learner import Baseline
-from sketchogd.lab.methods.baselines.examples import bytes_of_example
 from sketchogd.lab import models, records
+from sketchogd.lab.methods import Learner, Method, Setup, build
+from sketchogd.lab.methods.baselines.examples import bytes_of_example
 from sketchogd.lab.records import metrics
-from sketchogd.paper import rank_errors
-from sketchogd.lab.runs.config import RunConfig, Training, make_optimizer, model_for, stream_of
-from sketchogd.lab.methods.protected import Protected
-from sketchogd.lab.methods import Method, Setup, build
+from sketchogd.lab.runs import recording
+from sketchogd.lab.runs.clock import Clock
+from sketchogd.lab.runs.config import RunConfig, Training, make_optimizer, stream_of
+from sketchogd.lab.runs.evaluate import Accuracies, Heads, count_right, shares
 from sketchogd.lab.runs.torchrun import Alone, Processes
-from sketchogd.lab.runs.evaluate import accuracy, use_head, using_head
+from sketchogd.lab.streams import record
 from sketchogd.lab.streams.tasks import Pair, Stream
-from sketchogd.memory import GradientMemory
-from sketchogd.model.parameters import ProtectedParameters, Selection
-from sketchogd.sketch import AllRows
+from sketchogd.model.parameters import Selection
 from sketchogd.seeds import derive_seed
 
 Progress = Callable[[float, float, str], None]
@@ -56,7 +49,7 @@ class Result:
     timings: dict[str, float]
     steps: int
     model: nn.Module
-    learner: Baseline
+    learner: Learner
 
 
 def fit(
@@ -74,100 +67,177 @@ def fit(
 ) -> Result:
     """Train `model` on the tasks of `stream`, one after another, with a method that keeps it from forgetting.
 
-    With a `folder` that was started, evaluations and checkpoints are written there, and a checkpoint in it is resumed.
-    Several `processes` call this together, the first of them with the folder.
+    Args:
+        stream: the tasks.
+        model: any module; one with several heads has a method `use_head(head)`.
+        method: from `methods.method`.
+        training: how each task is trained; by default as in the paper.
+        seed: every random choice follows from it.
+        device: where to train.
+        protected: which parameters memories protect; by default all that are trained.
+        folder: of a run that was started: evaluations and checkpoints are written there, and a checkpoint is resumed.
+        progress: called every now and then.
+        processes: those that call this together, the first of them with the folder.
 
     Raises:
         FloatingPointError: the loss is no longer finite.
     """
     training, processes = training or Training(), processes or Alone()
-    model.to(device)
+    heads = Heads(model.to(device), stream.recipes[0].head)
     optimizer = make_optimizer(model, training)
-    heads = [recipe.head for recipe in stream.recipes]
-    active = [heads[0]]
-
-    def loss_of_head(inputs: Tensor, targets: Tensor, head: int) -> Tensor:
-        with using_head(model, head, active[0]):
-            return cross_entropy(model(inputs), targets)
-
-    x, y = stream.train(0)
+    example_nbytes = bytes_of_example(*stream.train(0))
     shared: dict[str, Any] = {"group": processes.group, "own": processes.own}
-    setup = Setup(model, optimizer, loss_of_head, len(stream), bytes_of_example(x, y), protected, seed, **shared)
+    setup = Setup(model, optimizer, heads.loss, len(stream), example_nbytes, protected, seed, **shared)
     learner = build(method, setup)
-    tests = [_placed(stream.test(t), device) for t in range(len(stream))]
-    clock = _Clock()
+    loop = TaskLoop(stream, heads, optimizer, learner, training, seed, device, folder, progress, processes)
+    loop.train()
+    return loop.result()
 
-    def evaluate(seen: int) -> list[float]:
-        with learner.preview(), clock.measuring("evaluate"):
-            return [accuracy(model, *tests[t], heads[t], active[0]) for t in range(seen)]
 
-    T, epochs = len(stream), training.epochs
-    matrix, initial = np.full((T, T), np.nan), np.full(T, np.nan)
-    first_task = first_epoch = steps = 0
-    saved = processes.from_first(folder.resume() if folder is not None else None)
-    if saved is not None:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        learner.load_state_dict(saved["learner"])
-        matrix, initial = saved["matrix"].numpy(), saved["initial"].numpy()
-        first_task, first_epoch, steps = saved["task"], saved["epoch"], saved["steps"]
-        clock.spent = saved["spent"]
-    else:
-        initial[:] = evaluate(T)
+@dataclass
+class Position:
+    """Where a run stands: the task and the epoch of it that come next, and the optimizer steps taken so far."""
 
-    def checkpoint(task: int, epoch: int, due: bool) -> None:
-        if folder is not None and (due or clock.since("checkpoint") * CHECKPOINT_SHARE > clock.last("checkpoint")):
-            with clock.measuring("checkpoint"):
-                state: dict[str, Any] = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                state |= {"learner": learner.state_dict(), "task": task, "epoch": epoch, "steps": steps}
-                state |= {"matrix": torch.tensor(matrix), "initial": torch.tensor(initial), "spent": clock.spent}
-                folder.checkpoint(state)
+    task: int = 0
+    epoch: int = 0
+    steps: int = 0
 
-    for t in range(first_task, T):
-        x, y = _placed(stream.train(t), device)
-        active[0] = heads[t]
-        use_head(model, heads[t])
-        per_epoch = -(-len(y) // training.batch)
-        for epoch in range(first_epoch, epochs):
-            order = torch.randperm(len(y), generator=generator(seed, "order", t, epoch)).to(device)
-            total = torch.zeros((), device=device)
-            model.train(not (training.eval_after_first_step and steps))
-            with clock.measuring("train"), models.seeded(derive_seed(seed, "noise", t, epoch)):
-                # One gather an epoch; the batches of a step are then views.
-                batches = zip(x[order].split(training.batch), y[order].split(training.batch), strict=True)
-                for i, (inputs, targets) in enumerate(batches):
-                    optimizer.zero_grad()
-                    loss = processes.backward(model, inputs, targets)
-                    learner.before_step(inputs, targets, heads[t])
-                    optimizer.step()
-                    learner.after_step()
-                    total += loss
-                    if training.eval_after_first_step and steps == 0:
-                        model.eval()
-                    steps += 1
-                    if progress is not None and i % STEPS_BETWEEN_REPORTS == 0:
-                        progress(t * epochs + epoch + i / per_epoch, T * epochs, f"task {t + 1} of {T}")
-            mean_loss = float(total) / per_epoch
-            if not np.isfinite(mean_loss):
-                raise FloatingPointError(f"the loss of task {t + 1}, epoch {epoch + 1} is {mean_loss}; lower lr")
-            if folder is not None and training.curve:
-                scores = evaluate(t + 1)
-                event = {"event": "evaluation", "task": t, "epoch": epoch + 1, "accuracy": scores, "loss": mean_loss}
-                folder.append(event)
-            if epoch + 1 < epochs and not learner.pending:
-                checkpoint(t, epoch + 1, due=False)
-        if progress is not None:
-            progress((t + 1) * epochs, T * epochs, f"remembering task {t + 1} of {T}")
-        with clock.measuring("remember"):
-            learner.end_task(x, y, heads[t])
-        matrix[t], first_epoch = evaluate(T), 0
-        if folder is not None:
-            folder.save_accuracy(matrix, initial)
-        if t + 1 < T:
-            checkpoint(t + 1, 0, due=True)
 
-    timings = {**clock.spent, "total": sum(clock.spent.values())}
-    return Result(matrix, initial, metrics.summary(matrix, initial), ledger(learner), timings, steps, model, learner)
+@dataclass(eq=False)
+class TaskLoop:
+    """The loop of `fit`. Beside the model, its optimizer and the learner, only the fields from `clock` on change."""
+
+    stream: Stream
+    heads: Heads
+    optimizer: torch.optim.Optimizer
+    learner: Learner
+    training: Training
+    seed: int
+    device: str | torch.device
+    folder: records.RunFolder | None
+    progress: Progress | None
+    processes: Processes
+
+    def __post_init__(self) -> None:
+        self.model = self.heads.model
+        self.head_of = [recipe.head for recipe in self.stream.recipes]
+        self.tests = [_placed(self.stream.test(t), self.device) for t in range(len(self.stream))]
+        self.clock = Clock(self.device)
+        self.at = Position()
+        self.accuracies = Accuracies.unknown(len(self.stream))
+
+    def train(self) -> None:
+        """All tasks, from the beginning or from the checkpoint in the folder."""
+        saved = self.processes.from_first(None if self.folder is None else self.folder.resume())
+        if saved is not None:
+            self.load_state_dict(saved)
+        else:
+            self.accuracies.initial[:] = self.evaluate(len(self.stream))
+        while self.at.task < len(self.stream):
+            x, y = _placed(self.stream.train(self.at.task), self.device)
+            self.heads.use(self.head_of[self.at.task])
+            while self.at.epoch < self.training.epochs:
+                loss = self.train_epoch(x, y)
+                self.at.epoch += 1
+                self.end_epoch(loss)
+            self.end_task(x, y)
+
+    def train_epoch(self, x: Tensor, y: Tensor) -> float:
+        """One epoch of the task at hand, with data x (n, …), y (n,); returns its mean loss."""
+        task, epoch, head = self.at.task, self.at.epoch, self.heads.current
+        order = shuffled(len(y), self.seed, task, epoch).to(self.device)
+        batches = -(-len(y) // self.training.batch)
+        total = torch.zeros((), device=self.device)
+        self.model.train(not (self.training.eval_after_first_step and self.at.steps))
+        with self.clock.measuring("train"), models.seeded(derive_seed(self.seed, "noise", task, epoch)):
+            # One gather per epoch; the batches are then views.
+            pairs = zip(x[order].split(self.training.batch), y[order].split(self.training.batch), strict=True)
+            for i, (inputs, targets) in enumerate(pairs):
+                self.optimizer.zero_grad()
+                loss = self.processes.backward(self.model, inputs, targets)
+                self.learner.before_step(inputs, targets, head)
+                self.optimizer.step()
+                self.learner.after_step()
+                total += loss
+                if self.training.eval_after_first_step and self.at.steps == 0:
+                    self.model.eval()
+                self.at.steps += 1
+                if i % STEPS_BETWEEN_REPORTS == 0:
+                    self.tell(epoch + i / batches, f"task {task + 1} of {len(self.stream)}")
+        return float(total) / batches
+
+    def end_epoch(self, loss: float) -> None:
+        """Evaluate, and write a checkpoint if that is cheap. Raises FloatingPointError if the loss is not finite."""
+        task, epochs = self.at.task, self.at.epoch
+        if not np.isfinite(loss):
+            raise recording.diverged(task, epochs, loss)
+        if self.folder is not None and self.training.curve:
+            recording.evaluated(self.folder, task, epochs, self.evaluate(task + 1), loss)
+        cheap = self.clock.since("checkpoint") * CHECKPOINT_SHARE > self.clock.last("checkpoint")
+        if epochs < self.training.epochs and not self.learner.pending and cheap:
+            self.checkpoint()
+
+    def end_task(self, x: Tensor, y: Tensor) -> None:
+        """Let the learner take what it keeps from the data of the task, evaluate on all tasks, and go to the next."""
+        task, T = self.at.task, len(self.stream)
+        self.tell(self.training.epochs, f"remembering task {task + 1} of {T}")
+        with self.clock.measuring("remember"):
+            self.learner.end_task(x, y, self.heads.current)
+        self.accuracies.matrix[task] = self.evaluate(T)
+        if self.folder is not None:
+            self.folder.save_accuracy(self.accuracies.matrix, self.accuracies.initial)
+        self.at.task, self.at.epoch = task + 1, 0
+        if self.at.task < T:
+            self.checkpoint()
+
+    def evaluate(self, tasks: int) -> list[float]:
+        """Test accuracies on the first `tasks` tasks."""
+        with self.learner.preview(), self.clock.measuring("evaluate"):
+            tests = self.tests[:tasks]
+            found: list[float] = shares(count_right(self.heads, tests, self.head_of[:tasks]), tests).tolist()
+        return found
+
+    def checkpoint(self) -> None:
+        """Write all that resuming needs, where there is a folder."""
+        if self.folder is not None:
+            with self.clock.measuring("checkpoint"):
+                self.folder.checkpoint(self.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "learner": self.learner.state_dict(),
+            "task": self.at.task,
+            "epoch": self.at.epoch,
+            "steps": self.at.steps,
+            "matrix": torch.tensor(self.accuracies.matrix),
+            "initial": torch.tensor(self.accuracies.initial),
+            "spent": self.clock.spent,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.learner.load_state_dict(saved["learner"])
+        self.at = Position(saved["task"], saved["epoch"], saved["steps"])
+        self.accuracies = Accuracies(saved["matrix"].numpy(), saved["initial"].numpy())
+        self.clock.spent = saved["spent"]
+
+    def tell(self, epochs: float, doing: str) -> None:
+        """Report that so many epochs of the task at hand are done."""
+        if self.progress is not None:
+            each = self.training.epochs
+            self.progress(self.at.task * each + epochs, len(self.stream) * each, doing)
+
+    def result(self) -> Result:
+        """What the finished run gives."""
+        matrix, initial = self.accuracies.matrix, self.accuracies.initial
+        summary, kept = metrics.summary(matrix, initial), recording.ledger(self.learner)
+        timings, steps = self.clock.timings(), self.at.steps
+        return Result(matrix, initial, summary, kept, timings, steps, self.model, self.learner)
 
 
 def run(
@@ -181,34 +251,34 @@ def run(
 ) -> Result:
     """Do the run that a config names, in its folder: from the beginning, or on from its last checkpoint.
 
-    Several `processes` do it together: the first calls this, the others `follow`.
+    Args:
+        config: names the run completely.
+        folder: where the run is recorded.
+        data_folder: where data sets are that are not part of the package.
+        device: where to train.
+        progress: called every now and then.
+        processes: those that do the run together; the first of them calls this, the others `follow`.
 
     Raises:
         ValueError: a name or a setting is wrong.
         RecordError: the folder holds a run of another config, or another process works on it.
     """
-    stream = stream_of(config, data_folder)
-    model = model_for(stream, config.seed)
+    stream, known = stream_of(config, data_folder), record(config.benchmark)
+    model = known.network(stream, config.seed)
     place = records.RunFolder(folder)
     with place.hold():
-        begin(place, config, device, resume=True)
-        options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": protected_of(model)}
+        recording.begin(place, config, device, resume=True)
+        options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": known.protected}
+        options |= {"folder": place, "progress": progress, "processes": processes}
         try:
-            result = fit(
-                stream,
-                model,
-                config.method,
-                config.training,
-                folder=place,
-                progress=progress,
-                processes=processes,
-                **options,
-            )
+            found = fit(stream, model, config.method, config.training, **options)
         except Exception as error:
             place.fail(error)
             raise
-        conclude(place, model, result.learner, result.summary, result.ledger, result.timings, result.steps)
-    return result
+        facts: dict[str, Any] = {"summary": found.summary, "ledger": found.ledger}
+        facts |= {"timings": found.timings, "steps": found.steps}
+        recording.conclude(place, found.learner, model, known.protected, **facts)
+    return found
 
 
 def follow(
@@ -219,104 +289,16 @@ def follow(
     device: str | torch.device = "cpu",
 ) -> Result:
     """Take part in a run that the first of several processes does and records."""
-    stream = stream_of(config, data_folder)
-    model = model_for(stream, config.seed)
-    options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": protected_of(model)}
+    stream, known = stream_of(config, data_folder), record(config.benchmark)
+    model = known.network(stream, config.seed)
+    options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": known.protected}
     return fit(stream, model, config.method, config.training, processes=processes, **options)
 
 
-def begin(place: records.RunFolder, config: RunConfig, device: str | torch.device, resume: bool = False) -> None:
-    """Start the record of a run, or with `resume` go on with one that has a checkpoint.
-
-    Raises:
-        RecordError: the folder holds a run of another config.
-    """
-    record = config.record()
-    started = (place.path / "run.json").exists()
-    if started:
-        found = records.load(place.path).record
-        if found["digest"] != records.config_digest(record):
-            raise records.RecordError(f"{place.path}: holds a run of another config; choose another folder")
-    if resume and started and (place.path / "checkpoint.safetensors").exists():
-        place.update(status="running", **({"error": None} if "error" in found else {}))
-    else:
-        place.start(record, device)
-
-
-def conclude(
-    place: records.RunFolder,
-    model: nn.Module,
-    learner: Baseline,
-    summary: metrics.Summary,
-    ledger: dict[str, Any],
-    timings: dict[str, float],
-    steps: int,
-) -> None:
-    """Write what is known at the end of a run, and mark it finished."""
-    _save_spectra(place.path, learner)
-    facts = {"ledger": ledger, "timings": timings, "steps": steps}
-    place.finish(results=asdict(summary), parameters=_sizes(model, protected_of(model)), **facts)
-
-
-def protected_of(model: nn.Module) -> Selection:
-    """What the paper protects of its networks: of the LeNet the wide layer, otherwise everything."""
-    return models.LeNet.PROTECTED if isinstance(model, models.LeNet) else None
-
-
-def ledger(learner: Baseline) -> dict[str, Any]:
-    """Every tensor that the method keeps between steps, and the bytes of all, as plain values."""
-    entries = [
-        {"name": name, "shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch."), "nbytes": t.nbytes}
-        for name, t in learner.tensors().items()
-    ]
-    return {"nbytes": sum(entry["nbytes"] for entry in entries), "entries": entries}
-
-
-class _Clock:
-    """Seconds spent on each kind of work."""
-
-    def __init__(self) -> None:
-        self.spent: dict[str, float] = {}
-        self._ended: dict[str, float] = {}
-        self._lasted: dict[str, float] = {}
-        self._born = time.perf_counter()
-
-    @contextmanager
-    def measuring(self, what: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._ended[what] = time.perf_counter()
-        self._lasted[what] = self._ended[what] - start
-        self.spent[what] = self.spent.get(what, 0.0) + self._lasted[what]
-
-    def since(self, what: str) -> float:
-        return time.perf_counter() - self._ended.get(what, self._born)
-
-    def last(self, what: str) -> float:
-        return self._lasted.get(what, 0.0)
+def shuffled(n: int, seed: int, task: int, epoch: int) -> Tensor:
+    """The order (n,) in which an epoch goes through the n examples of a task."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(seed, "order", task, epoch)))
 
 
 def _placed(pair: Pair, device: str | torch.device) -> Pair:
     return pair[0].to(device), pair[1].to(device)
-
-
-def generator(*parts: int | str) -> torch.Generator:
-    """The generator for one random choice, from what determines it."""
-    return torch.Generator().manual_seed(derive_seed(*parts))
-
-
-def _save_spectra(path: Path, learner: Baseline) -> None:
-    values = learner.singular_values() if isinstance(learner, Protected) else None
-    if values is None or not len(values):
-        return
-    squares = values.square()
-    arrays = {"singular_values": values.cpu().numpy(), "stable_rank": np.array(float(squares.sum() / squares[0]))}
-    if isinstance(learner, Protected) and isinstance(learner.protection.memory, GradientMemory):
-        sketch = learner.protection.memory.sketch
-        arrays |= rank_errors.errors_over_rank(sketch) if isinstance(sketch, AllRows) else {}
-    with atomic.replacing(path / "spectra.npz") as temporary, open(temporary, "wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-
-
-def _sizes(model: nn.Module, protected: Selection) -> dict[str, int]:
-    return {"all": sum(p.numel() for p in model.parameters()), "protected": ProtectedParameters(model, protected).p}

@@ -1,8 +1,13 @@
-"""How fast the library is, as ratios to limits measured in the same run.
+"""How fast the library is, as ratios to limits measured in the same process.
 
     python -m sketchogd.lab.speed --device cuda --json speed.json
 
-`measure` runs everything; a group that fails is reported as such, and the others go on.
+`measure` runs everything; a group that fails is reported as failed, and the others go on.
+
+* `ratios`: one measurement beside its target
+* `turns`, `peak`: how time and memory are measured
+* `limits`, `literal`: what the library is compared with
+* `gradients`, `layers`, `training`, `scale`: the measurements
 """
 
 import importlib
@@ -20,7 +25,7 @@ from sketchogd.lab.speed.gradients import GROUPS, Setting
 from sketchogd.lab.speed.ratios import Ratio
 
 MODULES = ("scale", "layers", "training")
-"""Modules here with a `measure(device, quick) -> list[Ratio]` of their own; each is a group of its name."""
+"""Modules with a function `measure(device, quick) -> list[Ratio]`; each is a group of its name."""
 
 TARGETS = {"basis": "cpu", "layers": "cpu", "scale": "cuda"}
 """Groups whose targets are for one kind of device; on another they are measured without a verdict."""
@@ -36,7 +41,7 @@ def groups() -> tuple[str, ...]:
 def measure(
     device: str = "cpu", *, quick: bool = False, only: str | None = None, tell: Callable[[str], None] | None = None
 ) -> list[Ratio]:
-    """All ratios, or those of one group. `tell` hears of every group before it starts.
+    """All ratios, or those of one group. `tell` is called before every group starts and after it ends.
 
     Raises ValueError for an unknown group. What a measurement raises becomes a ratio of NaN with the reason.
     """
@@ -62,7 +67,7 @@ def _guarded(group: str, device: str, quick: bool) -> list[Ratio]:
             found = GROUPS[group](Setting(torch.device(device), quick))
         else:
             found = importlib.import_module(f"{__name__}.{group}").measure(device, quick)
-    except Exception as error:  # one measurement that fails must not take the others with it
+    except Exception as error:  # one measurement that fails must not stop the others
         reason = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
         return [Ratio(group, float("nan"), float("nan"), unit_note=reason)]
     here = torch.device(device).type

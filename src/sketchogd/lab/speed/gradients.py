@@ -1,7 +1,7 @@
 """How fast a gradient memory is: remembering, the basis, one projection, and a whole run put together from them.
 
 Sizes are the paper's: p = 113,610 parameters and rank 1200 (`quick`: rank 128, to see that everything runs). What is
-compared has the same shape, the same number of threads and the same run; TF32 stays off, as torch has it.
+compared has the same shapes and number of threads, in the same process; TF32 stays off, torch's default.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,19 @@ from torch.nn.functional import cross_entropy
 import sketchogd as so
 from sketchogd.lab.models import mlp
 from sketchogd.lab.speed import limits, literal
-from sketchogd.lab.speed.clock import fastest, peak_bytes
+from sketchogd.lab.speed.peak import peak_bytes
 from sketchogd.lab.speed.ratios import Ratio
+from sketchogd.lab.speed.turns import fastest
 from sketchogd.lab.streams import benchmark
+from sketchogd.lab.streams.benchmarks.rotated_mnist import ROTATED_MNIST
 from sketchogd.linalg.dense import coefficients, combination, plain_coefficients, plain_combination
 from sketchogd.model.parameters import ProtectedParameters
 
 STEPS, GRADIENTS, TASKS, EVERY = 300_000, 100_000, 10, 100
-"""A Rotated MNIST run of table 1: optimizer steps, remembered gradients, bases, and our steps a projection."""
+"""A Rotated MNIST run of table 1: optimizer steps, remembered gradients, bases, and our steps per projection."""
 
 KINDS = ("gaussian", "sparse")
-"""Test matrices of a `GradientSketch`: the paper's, and one that adds a gradient to a few rows only."""
+"""Test matrices of a `GradientSketch`: the paper's, and one that adds each gradient to a few rows only."""
 
 LARGE_P = 1_601_500
 """The parameters that the paper protects of its LeNet."""
@@ -33,14 +35,14 @@ LARGE_P = 1_601_500
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how thoroughly to measure."""
+    """On which device to measure, and whether only to see that everything runs."""
 
     device: torch.device
     quick: bool
 
     @property
     def rank(self) -> int:
-        """The paper's, or a small one."""
+        """The paper's, or a small one for `quick`."""
         return 128 if self.quick else 1200
 
     @property
@@ -177,7 +179,7 @@ def whole_run(setting: Setting) -> list[Ratio]:
 
 
 def our_parts(setting: Setting) -> dict[str, float]:
-    """Seconds for 100 steps and their projection, for remembering a gradient, and for a basis and its undoing."""
+    """Seconds for 100 steps with their projection, for remembering a gradient, and for a basis and its undoing."""
     sketch = so.GradientSketch(setting.rank)
     model = mlp().to(setting.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -203,7 +205,7 @@ def our_parts(setting: Setting) -> dict[str, float]:
 
 
 def literal_parts(setting: Setting) -> dict[str, float]:
-    """Seconds for a step with its projection, for a gradient with its update, and for a basis, as the paper has it."""
+    """Seconds for a projected step, for a gradient with its update, and for a basis, in the literal algorithm."""
     model = mlp().to(setting.device)
     Y = torch.randn(mlp_size(), setting.rank, device=setting.device)
     x, y = examples(setting)
@@ -217,7 +219,7 @@ def literal_parts(setting: Setting) -> dict[str, float]:
     return {**took, "gradient": literal_gradient(setting)}
 
 
-# ---------------------------------------------------------------- what is measured on
+# ---------------------------------------------------------------- what is measured
 
 
 def mlp_size() -> int:
@@ -234,12 +236,12 @@ def bound(sketch: so.Sketch, device: torch.device) -> so.GradientMemory:
 
 def examples(setting: Setting) -> tuple[Tensor, Tensor]:
     """Images and labels of Rotated MNIST's first task, more than there are rows in a sketch."""
-    x, y = benchmark("rotated-mnist", tasks=1, n_train=1000 if setting.quick else 2000).train(0)
+    x, y = benchmark(ROTATED_MNIST.name, tasks=1, n_train=1000 if setting.quick else 2000).train(0)
     return x.to(setting.device), y.to(setting.device)
 
 
 def remembered(sketch: so.Sketch, setting: Setting) -> None:
-    """Let a sketch see real gradients."""
+    """Let a sketch observe real gradients."""
     bound(sketch, setting.device).observe(*examples(setting))
 
 

@@ -1,12 +1,11 @@
 """What a layer memory of 2 MB costs: a step against an unprotected one, remembering against the passes it needs.
 
 What is compared takes turns in one process, and the fastest turn of each counts. With `every` = 50 a cycle is one step
-that begins by copying the weights, 49 ordinary ones, and one projection. The leak meter, which looks at one projection
-in a hundred once training has gone on for a while, is not in the fastest turn.
+that begins by copying the weights, 49 ordinary ones, and one projection. The leak is measured only at every 100th
+projection once training has gone on for a while, so this is not part of the fastest turn.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +18,7 @@ import sketchogd as so
 from sketchogd.budget import parse_bytes
 from sketchogd.lab.models import mlp, seeded
 from sketchogd.lab.speed.ratios import Ratio
+from sketchogd.lab.speed.turns import fastest, once
 from sketchogd.model.batches import every_logit
 from sketchogd.model.layers import find_layers
 from sketchogd.model.parameters import ProtectedParameters
@@ -27,11 +27,11 @@ from sketchogd.sketch.base import largest_rank
 
 EVERY = 50
 BUDGET = "2MB"
-"""For the memory itself; the copy of the weights that it is measured from comes on top."""
+"""Bytes of the memory itself; the copy of the weights at the last projection is not counted."""
 
 SECONDS = 3.0
 MOST_TURNS = 500
-"""How long, and how often at most, things that are compared take turns."""
+"""Time for turns, and the most turns."""
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "SGD": lambda model: SGD(model.parameters(), lr=1e-3),
@@ -145,8 +145,8 @@ def measure(device: str, quick: bool) -> list[Ratio]:
 def protected(model: nn.Module, optimizer: Optimizer) -> so.Protection:
     """A model under the memory of the largest rank that `BUDGET` holds."""
     parameters, nbytes = ProtectedParameters(model), parse_bytes(BUDGET)
-    rank = largest_rank(lambda k: so.LayerSketch(k).cost(parameters) <= nbytes, 10_000)
-    return so.protect(model, optimizer, memory=so.LayerSketch(rank), every=EVERY)
+    rank = largest_rank(lambda k: so.LayerMemory(k).cost(parameters) <= nbytes, 10_000)
+    return so.protect(model, optimizer, memory=so.LayerMemory(rank), every=EVERY)
 
 
 def step_ratio(case: Case, build: Callable[[nn.Module], Optimizer], device: str, whole: bool) -> float:
@@ -171,29 +171,28 @@ def step_ratio(case: Case, build: Callable[[nn.Module], Optimizer], device: str,
                 gradients(model)
             optimizer.step()
 
-    n = EVERY - 1 if device.startswith("cuda") else 10  # a GPU works on while the next steps are asked for
-    passes = 0.0
+    n = EVERY - 1 if device.startswith("cuda") else 10  # launches of later steps overlap with earlier ones on a GPU
+    where, passes = torch.device(device), 0.0
     if not whole:
-        passes = min(_seconds(partial(gradients, model), device) for model in (kept, free, kept, free))
-    # The first step after the other network's finds its weights gone from the cache, in both loops.
-    _, plain, first, others, settle = _fastest(
-        (
-            lambda: train(free, free_optimizer, 1),
-            lambda: train(free, free_optimizer, n),
-            lambda: train(kept, kept_optimizer, 1),
-            lambda: train(kept, kept_optimizer, n),
-            protection.settle,
-        ),
-        device,
-    )
-    return (EVERY * passes + first + (EVERY - 1) * others / n + settle) / (EVERY * (passes + plain / n))
+        passes = min(once(partial(gradients, model), where) for model in (kept, free, kept, free))
+    # After the other network's turn the first step finds its weights gone from the cache, in both loops.
+    turns: dict[str, Callable[[], object]] = {
+        "unprotected first": lambda: train(free, free_optimizer, 1),
+        "unprotected": lambda: train(free, free_optimizer, n),
+        "first": lambda: train(kept, kept_optimizer, 1),
+        "others": lambda: train(kept, kept_optimizer, n),
+        "settle": protection.settle,
+    }
+    took = fastest(turns, where, seconds=SECONDS, most=MOST_TURNS)
+    cycle = EVERY * passes + took["first"] + (EVERY - 1) * took["others"] / n + took["settle"]
+    return cycle / (EVERY * (passes + took["unprotected"] / n))
 
 
 def remember_ratio(case: Case, device: str) -> Ratio:
     """Observing a batch over an ordinary forward pass and an ordinary backward pass for every logit.
 
     The note says what it is over the least that these passes could be, without gradients of the weights, and how long
-    a refresh of the projector takes, which comes once a task.
+    a refresh of the projector takes, which comes once per task.
     """
     model = case.build().to(device)
     protection = protected(model, OPTIMIZERS["SGD"](model))
@@ -209,37 +208,20 @@ def remember_ratio(case: Case, device: str) -> Ratio:
     def least() -> None:
         read_layers(model, find_layers(protection.parameters), x, y, every_logit, 0)
 
-    observe, passes, bare = _fastest((lambda: protection.observe(x, y), ordinary, least), device)
-    refresh = _seconds(protection.refresh, device)
+    where = torch.device(device)
+    turns: dict[str, Callable[[], object]] = {
+        "observe": lambda: protection.observe(x, y),
+        "passes": ordinary,
+        "bare": least,
+    }
+    took = fastest(turns, where, seconds=SECONDS, most=MOST_TURNS)
+    observe, passes, bare = took["observe"], took["passes"], took["bare"]
+    refresh = once(protection.refresh, where)
     return Ratio(
         f"layer memory: remembering, {case.name}",
         observe / passes,
         1.5,
         False,
         f"x a forward and 10 backward passes on {len(x)} examples; {observe / bare:.2f} x these passes without "
-        f"gradients of weights; a refresh, once a task, takes {refresh / passes:.2f} x",
+        f"gradients of weights; a refresh, once per task, takes {refresh / passes:.2f} x",
     )
-
-
-def _fastest(work: Sequence[Callable[[], object]], device: str) -> list[float]:
-    """The fewest seconds that each takes, in at least two turns after one that warms up, for about `SECONDS`."""
-    for each in work:
-        _seconds(each, device)
-    times: list[list[float]] = []
-    until = time.perf_counter() + SECONDS
-    while len(times) < 2 or (len(times) < MOST_TURNS and time.perf_counter() < until):
-        times.append([_seconds(each, device) for each in work])
-    return [min(column) for column in zip(*times, strict=True)]
-
-
-def _seconds(work: Callable[[], object], device: str) -> float:
-    _wait(device)
-    start = time.perf_counter()
-    work()
-    _wait(device)
-    return time.perf_counter() - start
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)

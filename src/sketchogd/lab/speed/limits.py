@@ -1,4 +1,4 @@
-"""What a machine can do at best, as functions to be timed beside the library's own."""
+"""The limits of a machine, as functions to be timed beside the library's own."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from torch import Tensor
 def product(k: int, b: int, p: int, device: torch.device) -> Callable[[], object]:
     """One product Y += H G of float32 matrices (k, b) and (b, p), the arithmetic of remembering b gradients.
 
-    torch's own defaults hold: on a GPU TF32 is off unless the caller has turned it on.
+    torch's defaults apply: on a GPU TF32 is off unless the caller has turned it on.
     """
     Y, H, G = (torch.zeros(shape, device=device) for shape in ((k, p), (k, b), (b, p)))
     H.normal_()
@@ -18,7 +18,7 @@ def product(k: int, b: int, p: int, device: torch.device) -> Callable[[], object
 
 
 def reading(B: Tensor) -> dict[str, Callable[[], object]]:
-    """Passes over all entries of B that do next to nothing with them; the faster one is the bandwidth of reading."""
+    """Passes over all entries of B with almost no arithmetic; the faster one gives the bandwidth of reading."""
     entries = B.view(-1)
     return {"sum": entries.sum, "max": entries.max}
 

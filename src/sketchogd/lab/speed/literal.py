@@ -1,4 +1,4 @@
-"""SketchOGD-1 as the paper's pseudocode has it, one gradient at a time; what the library's speed is compared with.
+"""SketchOGD-1 exactly as in the paper's pseudocode, one gradient at a time: what the library's speed is compared with.
 
 The letters and the layout are the paper's: gradients are columns, Y and B are (p, k). Nothing here is used elsewhere.
 """
@@ -15,7 +15,7 @@ def gradient(model: nn.Module, x: Tensor, y: int) -> Tensor:
 
 
 def update_sketch(Y: Tensor, g: Tensor) -> Tensor:
-    """Y ← Y + g ωᵀ, with ω (k,) drawn anew from the standard normal distribution."""
+    """Y ← Y + g ωᵀ, with a new ω (k,) from the standard normal distribution."""
     omega = torch.randn(Y.shape[1], device=Y.device)
     Y += torch.outer(g, omega)
     return Y

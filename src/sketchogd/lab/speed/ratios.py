@@ -1,4 +1,4 @@
-"""A measurement of speed: one number, of two things measured in the same run, beside what it should be."""
+"""A measurement of speed: the ratio of two things measured in the same process, beside its target."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ratio:
-    """What was measured, its value, and the target that it has to reach (`at_least`) or stay below, if it has one.
+    """What was measured, its value, and the target that it must reach (`at_least`) or stay below, if it has one.
 
     >>> Ratio("remembering", 0.9, 0.8, unit_note="of the GEMM rate").met
     True
@@ -34,7 +34,7 @@ class Ratio:
 
     @property
     def wanted(self) -> str:
-        """The target in writing, a dash where there is none.
+        """The target as text; a dash where there is none.
 
         >>> Ratio("basis", 1.2, 1.0, at_least=False).wanted, Ratio("basis", 1.2, None).wanted
         ('≤ 1', '–')

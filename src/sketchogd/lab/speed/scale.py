@@ -13,8 +13,10 @@ import torch
 
 import sketchogd as so
 from sketchogd.lab.models import mlp
-from sketchogd.lab.speed.clock import fastest, peak_bytes, wait
+from sketchogd.lab.runs.clock import synchronize
+from sketchogd.lab.speed.peak import peak_bytes
 from sketchogd.lab.speed.ratios import Ratio
+from sketchogd.lab.speed.turns import fastest
 from sketchogd.model.parameters import ProtectedParameters
 
 DOUBLINGS = 4
@@ -24,7 +26,7 @@ MOST = {"rank": 1.1, "p": 1.1, "gradients": 1.1}
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: the three sizes, seconds for remembering and for the basis, bytes at the worst moment."""
+    """One measurement: the three sizes, seconds for remembering and for the basis, peak bytes."""
 
     varied: str
     rank: int
@@ -77,13 +79,13 @@ def sizes(device: torch.device, quick: bool) -> list[tuple[str, int, int, int]]:
 
 
 def points(device: torch.device, quick: bool) -> list[Point]:
-    """All measurements; memory is given back between them."""
+    """All measurements; memory is released between them."""
     found = []
     for varied, rank, p, gradients in sizes(device, quick):
         found.append(point(varied, rank, p, gradients, device))
         gc.collect()
         if device.type == "cuda":
-            wait(device)
+            synchronize(device)
             torch.cuda.empty_cache()
     return found
 
@@ -111,7 +113,7 @@ def exponents(found: Sequence[Point]) -> list[Ratio]:
         measured["memory"] = [point.nbytes for point in mine]
         for name, y in measured.items():
             if not all(value > 0 for value in y):
-                continue  # nobody counts memory here, or there was too little to see
+                continue  # memory is not known here, or there was too little to see
             target = 2.2 if (varied, name) == ("rank", "time of the basis") else most
             note = f"exponent, {varied} from {x[0]:,.0f} to {x[-1]:,.0f}; last point {y[-1]:.3g}"
             ratios.append(Ratio(f"{name} over {varied}", exponent(x, y), target, at_least=False, unit_note=note))

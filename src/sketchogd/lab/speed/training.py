@@ -1,4 +1,4 @@
-"""What side-by-side training gains: a step of several runs at once against the plain loop's, and how long it takes."""
+"""What training side by side gains: a step of several runs at once against one of the plain loop."""
 
 import tempfile
 from pathlib import Path
@@ -11,6 +11,7 @@ from sketchogd.lab.runs import train
 from sketchogd.lab.runs.config import RunConfig, Training
 from sketchogd.lab.runs.sidebyside.group import Group
 from sketchogd.lab.speed.ratios import Ratio
+from sketchogd.lab.streams.benchmarks.rotated_mnist import ROTATED_MNIST
 
 SEEDS = 5
 
@@ -47,7 +48,8 @@ def step(device: str, n: int, chosen: Method, tasks: int) -> float:
     """Seconds of one step of all seeds together, in the last epoch of the last of `tasks` tasks."""
     training = Training(epochs=3, curve=False)
     configs = [
-        RunConfig("rotated-mnist", chosen, training, seed, tasks=tasks, n_train=n, n_test=100) for seed in range(SEEDS)
+        RunConfig(ROTATED_MNIST.name, chosen, training, seed, tasks=tasks, n_train=n, n_test=100)
+        for seed in range(SEEDS)
     ]
     with tempfile.TemporaryDirectory() as folder:
         places = [records.RunFolder(Path(folder) / str(config.seed)) for config in configs]
@@ -55,13 +57,14 @@ def step(device: str, n: int, chosen: Method, tasks: int) -> float:
         for t in range(tasks):
             group.train_task(t)
             if t + 1 < tasks:
-                group.remember_task()
-    return group.last["train"] / (n // training.batch)
+                group.remember_task(t)
+    return group.clock.last("train") / (n // training.batch)
 
 
 def single_step(device: str, n: int) -> float:
     """Seconds of one step of the plain loop."""
-    config = RunConfig("rotated-mnist", method("sgd"), Training(epochs=2, curve=False), tasks=1, n_train=n, n_test=100)
+    training = Training(epochs=2, curve=False)
+    config = RunConfig(ROTATED_MNIST.name, method("sgd"), training, tasks=1, n_train=n, n_test=100)
     with tempfile.TemporaryDirectory() as folder:
         result = train.run(config, Path(folder) / "run", device=device)
     return result.timings["train"] / result.steps

@@ -2,14 +2,16 @@
 
 * `tasks`: a task, and a sequence of tasks that are built when asked for
 * `transforms`: what happens to pixels on their way into a network
-* `streams`: rotated, permuted, split and drifting streams, and streams of one's own
+* `streams`: rotated, permuted, split and drifting streams, and streams from your own data
+* `benchmark`: what a benchmark is, as one record
+* `benchmarks/`: the benchmarks, one file each
 """
 
+from sketchogd.lab.streams.benchmark import Benchmark, Training
+from sketchogd.lab.streams.benchmarks import BENCHMARKS, benchmark, record
 from sketchogd.lab.streams.streams import (
-    BENCHMARKS,
     Stream,
     Task,
-    benchmark,
     drifting,
     from_datasets,
     held_out,
@@ -21,13 +23,16 @@ from sketchogd.lab.streams.streams import (
 
 __all__ = [
     "BENCHMARKS",
+    "Benchmark",
     "Stream",
     "Task",
+    "Training",
     "benchmark",
     "drifting",
     "from_datasets",
     "held_out",
     "permuted",
+    "record",
     "rotated",
     "split",
     "validation",

@@ -1,34 +1,29 @@
 """Streams of tasks: rotated, permuted, split, or a user's own; and a stream without boundaries.
 
-Each function takes labelled images and returns a `Stream`, a sequence whose tasks are built when asked for, so ten
-rotated copies of a data set are never held at once. The paper's four benchmarks are `benchmark(name)`. `T` tasks.
+Each function takes labelled images and returns a `Stream`, whose tasks are built when asked for, so ten rotated copies
+of a data set are never in memory at once. The named benchmarks are in `benchmarks`. `T` tasks.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import torch
 
-from sketchogd.lab.data import datasets
 from sketchogd.lab.data.datasets import LabelledImages
 from sketchogd.lab.streams.tasks import Pair, Recipe, Stream, Task
 from sketchogd.lab.streams.transforms import Inputs, first_of_each, inputs_for, permute_pixels, rotate
 
 __all__ = [
-    "BENCHMARKS",
     "Stream",
     "Task",
-    "benchmark",
     "drifting",
     "from_datasets",
+    "held_out",
     "permuted",
     "rotated",
     "split",
     "validation",
 ]
-
-BENCHMARKS = ("rotated-mnist", "permuted-mnist", "split-mnist", "split-cifar100")
 
 
 def rotated(
@@ -40,10 +35,17 @@ def rotated(
     n_test: int | None = None,
     inputs: Inputs | None = None,
 ) -> Stream:
-    """Task t shows the images turned counter-clockwise by t · degrees, t = 0 … tasks − 1; one head, same labels.
+    """Task t shows the images rotated counter-clockwise by t · degrees, t = 0 … tasks − 1; one head, same labels.
 
-    Padded, rotated by nearest neighbour with zeros outside, then normalised. `n_train` and `n_test` keep that many
-    examples, spread evenly over the classes.
+    Images are padded, rotated by nearest neighbour with zeros outside, then normalised.
+
+    Args:
+        images: the labelled images that all tasks share.
+        tasks: T.
+        degrees: angle between two consecutive tasks.
+        n_train: training examples per task, spread evenly over the classes; None for all.
+        n_test: test examples per task, likewise.
+        inputs: padding and normalisation, by default `inputs_for(images)`.
     """
     return _transformed(
         f"rotated-{images.name}",
@@ -65,10 +67,18 @@ def permuted(
     inputs: Inputs | None = None,
     released: bool = False,
 ) -> Stream:
-    """Task 0 shows the images as they are, task t > 0 their pixels in the t-th permutation drawn from `seed`; one head.
+    """Task 0 shows the images as they are, task t > 0 with their pixels in the t-th permutation; one head, same labels.
 
-    Padded first, so the padding is permuted as well. The permutations of the first tasks do not depend on `tasks`. With
-    `released` they are those that the paper's released code draws for `seed` + 1, as its seeds count from 1.
+    Images are padded first, so that the padding is permuted as well.
+
+    Args:
+        images: the labelled images that all tasks share.
+        tasks: T. The permutations of the first tasks do not depend on it.
+        seed: what the permutations are drawn from.
+        n_train: training examples per task, spread evenly over the classes; None for all.
+        n_test: test examples per task, likewise.
+        inputs: padding and normalisation, by default `inputs_for(images)`.
+        released: use the permutations that the paper's released code draws for its seed `seed` + 1 (it counts from 1).
     """
     chosen = inputs or inputs_for(images)
     pixels = chosen.padded(images.x_train[:1])[0, 0].numel()
@@ -95,8 +105,18 @@ def split(
 ) -> Stream:
     """Task t has the classes t·c … t·c + c − 1, c = classes_per_task, in label order.
 
-    `relabel` renames them 0 … c − 1; otherwise labels stay and every task has all classes. `own_heads` gives task t the
-    head t, otherwise all share head 0. `tasks` keeps the first few; `n_train`, `n_test` count examples of one task.
+    Args:
+        images: the labelled images to split.
+        classes_per_task: c.
+        relabel: rename the classes of each task to 0 … c − 1; otherwise labels stay and every task has all classes.
+        own_heads: task t has head t; otherwise all tasks share head 0.
+        tasks: how many of the tasks to keep, the first ones; None for all.
+        n_train: training examples per task, spread evenly over the classes; None for all.
+        n_test: test examples per task, likewise.
+        inputs: padding and normalisation, by default `inputs_for(images)`.
+
+    Raises:
+        ValueError: c does not divide the number of classes, or there are not so many tasks.
     """
     c = _positive("classes_per_task", classes_per_task)
     most = images.classes // c
@@ -123,9 +143,9 @@ def split(
 
 
 def from_datasets(items: Sequence[Task | LabelledImages], *, own_heads: bool = False, name: str = "own") -> Stream:
-    """A user's own list as a stream: tasks as they are, or image sets normalised with their own constants.
+    """A stream from a list of your own: tasks as they are, image sets normalised with their own constants.
 
-    `own_heads` gives the item at place t head t; otherwise tasks keep their heads and image sets get head 0.
+    With `own_heads`, item t has head t; otherwise tasks keep their heads and image sets get head 0.
     """
 
     def recipe(t: int, item: Task | LabelledImages) -> Recipe:
@@ -141,10 +161,9 @@ def from_datasets(items: Sequence[Task | LabelledImages], *, own_heads: bool = F
 
 
 def validation(stream: Stream, share: float) -> Stream:
-    """The stream for choosing settings: of each class of each task the last `share` of the training examples is held
-    out and takes the place of the test data, which nothing sees.
+    """The stream for tuning: the last `share` of each class of each task's training data replaces its test data.
 
-    Of every class at least one example is held out and at least one is trained on.
+    The test data is never seen. At least one example per class is held out, and at least one is trained on.
 
     Raises:
         ValueError: the share is not between 0 and 1, or a class of a task has a single example.
@@ -165,7 +184,7 @@ def validation(stream: Stream, share: float) -> Stream:
 
 
 def held_out(labels: torch.Tensor, share: float) -> torch.Tensor:
-    """Which of the examples (n,) are held out: the last round(share · n_c), at least one, of each class c.
+    """Mask (n,) of the examples to hold out: the last round(share · n_c), at least one, of each class c.
 
     >>> held_out(torch.tensor([0, 1, 0, 1, 0, 0]), 0.25).tolist()
     [False, False, False, True, False, True]
@@ -181,17 +200,17 @@ def held_out(labels: torch.Tensor, share: float) -> torch.Tensor:
 
 
 def drifting(stream: Stream, steps: int, batch: int = 10, seed: int = 0) -> Iterator[Pair]:
-    """Batches whose distribution drifts from the first task of `stream` to its last, with no boundary anywhere.
+    """Batches whose distribution drifts from the first task of `stream` to its last, without task boundaries.
 
     At step s the position is u = (T − 1) s / (steps − 1); each example comes from task ⌊u⌋ + 1 with probability u − ⌊u⌋
-    and otherwise from task ⌊u⌋, drawn with replacement. Two tasks are held at a time. Yields (inputs, labels).
+    and otherwise from task ⌊u⌋, drawn with replacement. Two tasks are in memory at a time. Yields (inputs, labels).
 
     Raises:
         ValueError: no steps, an empty stream or batch, or tasks with different heads, which a drift cannot mix.
     """
     if min(steps, batch, len(stream)) < 1 or len({recipe.head for recipe in stream.recipes}) > 1:
         raise ValueError(
-            "a drift needs at least one step, one example a batch, one task, and tasks that share one head"
+            "a drift needs at least one step, one example per batch, one task, and tasks that share one head"
         )
     return _drift(stream, steps, batch, torch.Generator().manual_seed(seed))
 
@@ -213,38 +232,8 @@ def _drift(stream: Stream, steps: int, batch: int, generator: torch.Generator) -
         )
 
 
-def benchmark(
-    name: str,
-    data_folder: str | Path | None = None,
-    seed: int = 0,
-    *,
-    tasks: int | None = None,
-    n_train: int | None = None,
-    n_test: int | None = None,
-    released: bool = False,
-) -> Stream:
-    """One of the paper's benchmarks, `BENCHMARKS`; the three of MNIST need no files.
-
-    `seed` draws the permutations of permuted-mnist (with `released` as `permuted` says) and changes nothing else.
-    `tasks`, `n_train` and `n_test` (both for one task) make it smaller.
-    """
-    if name not in BENCHMARKS:
-        raise ValueError(f"unknown benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
-    images = datasets.load("cifar100" if name == "split-cifar100" else "mnist-subset", data_folder)
-    if name == "rotated-mnist":
-        stream = rotated(images, 10 if tasks is None else tasks, n_train=n_train, n_test=n_test)
-    elif name == "permuted-mnist":
-        count = 10 if tasks is None else tasks
-        stream = permuted(images, count, seed, n_train=n_train, n_test=n_test, released=released)
-    elif name == "split-mnist":
-        stream = split(images, 2, tasks=tasks, n_train=n_train, n_test=n_test)
-    else:
-        stream = split(images, 5, own_heads=True, tasks=tasks, n_train=n_train, n_test=n_test)
-    return Stream(name, stream.recipes)
-
-
 def _released_orders(pixels: int, count: int, seed: int) -> list[torch.Tensor]:
-    """Python's own shuffles, one a task; that of the first task, which has no use for it, is drawn as well."""
+    """One shuffle per task by Python's generator; the first task's is drawn too, though nothing uses it."""
     shuffles = random.Random(seed)
     drawn = []
     for _ in range(count + 1):
@@ -276,7 +265,7 @@ def _transformed(
     n_train: int | None,
     n_test: int | None,
 ) -> Stream:
-    """One task for each named change of the padded bytes, all with the same examples and labels."""
+    """One task per named change of the padded bytes, all with the same examples and labels."""
 
     def half(x: torch.Tensor, y: torch.Tensor, n: int | None, change: Callable) -> Callable[[], Pair]:
         if n is not None:

@@ -25,7 +25,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to build one task: its name, number of classes and head, and two functions that make its halves."""
+    """How to build one task: its name, number of classes and head, and functions for its training and test data."""
 
     name: str
     classes: int
@@ -35,7 +35,7 @@ class Recipe:
 
 
 class Stream(Sequence[Task]):
-    """A sequence of tasks, each built anew whenever it is asked for.
+    """A sequence of tasks, each built whenever it is asked for and not kept.
 
     `stream[t]` is a `Task`; `stream.test(t)` builds the test half only, for evaluation; a slice is a shorter stream.
     """

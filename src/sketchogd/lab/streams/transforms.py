@@ -16,7 +16,7 @@ from sketchogd.lab.data.datasets import LabelledImages
 class Inputs:
     """How images become inputs: x = (pixel / 255 − mean) / std after `pad` zero pixels on each side.
 
-    mean, std: one number a channel, in units of the scaled pixel.
+    mean, std: one number per channel, in units of the scaled pixel.
     """
 
     pad: int
@@ -61,7 +61,7 @@ def inputs_for(images: LabelledImages) -> Inputs:
 
 
 def rotation_sources(height: int, width: int, degrees: float) -> torch.Tensor:
-    """For each pixel of the rotated image the flat index of its source pixel, −1 where that lies outside; (H·W,) int64.
+    """Flat index (H·W,) int64 of the source of each pixel of the rotated image, −1 where it lies outside.
 
     Counter-clockwise by θ about the centre, nearest neighbour. With u = column − (W − 1)/2 and v = row − (H − 1)/2,
     rows counted downwards, the pixel at (u, v) shows the source at (u cos θ − v sin θ, u sin θ + v cos θ), rounded

@@ -14,15 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from sketchogd.lab.methods.baselines.examples import ExampleStore
-from sketchogd.lab.methods.learner import Baseline, Loss
+from sketchogd.lab.methods.learner import Learner, Loss
 from sketchogd.model.parameters import ProtectedParameters
 
 
-class AGEM(Baseline):
-    """Keeps `per_task` raw examples of every finished task, chosen at random; draws `batch` of them at each step.
+class AGEM(Learner):
+    """Keeps `per_task` random raw examples of every finished task; draws `batch` of them at each step.
 
-    Bytes: tasks · per_task · (bytes of an input + 16). With 32 × 32 float32 images that is 4,112 an example, so 120
-    examples of each of ten tasks are 4.9 MB. Trained parameters of all kinds take part, output heads included.
+    All trained parameters take part, output heads included. Bytes: tasks · per_task · (bytes of an input + 16). For
+    32 × 32 float32 images that is 4,112 per example, so 120 examples of each of ten tasks take 4.9 MB.
+
+    Args:
+        model: the model that is trained.
+        loss: mean loss of a batch of one head.
+        per_task: examples kept of each task.
+        batch: examples drawn at each step.
+        seed: every random choice follows from it.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, per_task: int, batch: int, *, seed: int = 0) -> None:
@@ -36,35 +43,35 @@ class AGEM(Baseline):
         self.tasks = 0
 
     def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
-        """Project the gradients that stand in `.grad`."""
+        """Project the gradients in `.grad`."""
         if len(self.store):
             reference, _ = self.store.gradient(self.batch, self.loss, self.parameters)
             project_on_half_space_(self.parameters, reference)
 
     def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
-        """Keep `per_task` of the task's examples."""
+        """Keep `per_task` random examples of the task."""
         rows = torch.randperm(len(targets), generator=self.store.generator("task", self.tasks))[: self.per_task]
         rows = rows.to(inputs.device)
         self.store.append(inputs[rows], targets[rows], group)
         self.tasks += 1
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return self.store.tensors()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return {"tasks": self.tasks, "store": self.store.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Baseline`."""
+        """See `Learner`."""
         self.tasks = int(state["tasks"])
         self.store.load_state_dict(state["store"], lambda t: t.to(self.parameters[0].device))
 
 
 @torch.no_grad()
 def project_on_half_space_(parameters: tuple[nn.Parameter, ...], reference: list[Tensor | None]) -> None:
-    """Gradients g ← g − min(gᵀr, 0) / rᵀr · r in place, with no branch that would wait for the device."""
+    """Gradients g ← g − min(gᵀr, 0) / rᵀr · r in place, without a branch that would synchronise with the device."""
     pairs = [(t, r) for t, r in zip(parameters, reference, strict=True) if r is not None]
     product = sum(torch.sum(t.grad * r) for t, r in pairs if t.grad is not None)
     size = sum(torch.sum(r * r) for _, r in pairs)

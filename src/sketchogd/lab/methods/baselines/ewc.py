@@ -4,7 +4,7 @@ After task t, with weights θ*_t, the diagonal of the Fisher information is
 
     F_t,i = E_x Σ_c p(c | x) (∂ log p(c | x) / ∂θ_i)²,
 
-and training goes on with the loss + λ/2 Σ_t Σ_i F_t,i (θ_i − θ*_t,i)². A sum of parabolas is a parabola: with
+and training continues with the loss + λ/2 Σ_t Σ_i F_t,i (θ_i − θ*_t,i)². A sum of parabolas is a parabola: with
 A = Σ_t F_t and m the mean of the θ*_t weighted by F_t it equals λ/2 Σ_i A_i (θ_i − m_i)² up to a constant, so two
 vectors are enough for any number of tasks.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sketchogd.lab.methods.learner import Baseline
+from sketchogd.lab.methods.learner import Learner
 from sketchogd.model.batches import call, evaluating, log_likelihood, logits_of
 from sketchogd.model.gradients import GradientSignals
 from sketchogd.model.parameters import ProtectedParameters, Selection
@@ -24,11 +24,17 @@ from sketchogd.seeds import derive_seed
 ROWS_AT_ONCE = 100
 
 
-class EWC(Baseline):
+class EWC(Learner):
     """Keeps the summed Fisher diagonal A and the anchor m: 8 p bytes in float32, whatever the number of tasks.
 
-    `strength` is λ; `samples` examples a task, chosen at random, stand for E_x (None: all of them). The expectation
-    over classes is exact: no labels are drawn. `parameters` selects what is held, by default all that is trained.
+    The expectation over classes is exact: no labels are drawn.
+
+    Args:
+        model: the model that is trained.
+        strength: λ.
+        samples: random examples per task over which E_x is estimated; None for all of them.
+        parameters: which parameters are held; by default all that are trained.
+        seed: determines the samples.
     """
 
     def __init__(
@@ -51,7 +57,7 @@ class EWC(Baseline):
         self.anchor = torch.zeros_like(self.fisher)
 
     def penalty(self) -> Tensor:
-        """λ/2 Σ A (θ − m)², a number without a graph."""
+        """λ/2 Σ A (θ − m)², without a graph."""
         return self.strength / 2 * (self.fisher * (self.parameters.flatten() - self.anchor).square()).sum()
 
     @torch.no_grad()
@@ -64,7 +70,7 @@ class EWC(Baseline):
             t.grad = piece.to(t.dtype).clone() if t.grad is None else t.grad.add_(piece)
 
     def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
-        """Add the task's Fisher diagonal at the present weights."""
+        """Add the task's Fisher diagonal at the current weights."""
         if self.samples is not None and self.samples < len(inputs):
             generator = torch.Generator().manual_seed(derive_seed(self.seed, "fisher", self.tasks))
             inputs = inputs[torch.randperm(len(inputs), generator=generator)[: self.samples].to(inputs.device)]
@@ -75,15 +81,15 @@ class EWC(Baseline):
         self.tasks += 1
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return {"fisher": self.fisher, "anchor": self.anchor}
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return {"tasks": self.tasks, "tensors": self.tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Baseline`."""
+        """See `Learner`."""
         self.tasks = int(state["tasks"])
         self.fisher.copy_(state["tensors"]["fisher"])
         self.anchor.copy_(state["tensors"]["anchor"])

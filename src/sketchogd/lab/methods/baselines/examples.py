@@ -1,4 +1,4 @@
-"""A bounded store of raw examples, from which batches are drawn. `n` examples kept, in groups (see `base`)."""
+"""A bounded store of raw examples, from which batches are drawn. n examples kept, in groups (see `learner`)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ from sketchogd.seeds import derive_seed
 
 
 class ExampleStore:
-    """Examples as they are: inputs (n, …), targets (n,) and groups (n,); every random choice follows from the seed.
+    """Raw examples: inputs (n, …), targets (n,) and groups (n,).
 
-    The k-th draw from a store depends on (seed, k) alone, so a stored count is all that a resumed run needs.
+    The k-th draw depends only on (seed, k), so a resumed run needs only the number of draws.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -29,11 +29,11 @@ class ExampleStore:
         return len(self.groups)
 
     def generator(self, *what: int | str) -> torch.Generator:
-        """The generator for one purpose, always begun anew from the seed."""
+        """The generator for one purpose, newly seeded."""
         return self._generator.manual_seed(derive_seed(self.seed, *what))
 
     def append(self, inputs: Tensor, targets: Tensor, group: int) -> None:
-        """Keep these examples as well."""
+        """Add examples of one group."""
         self._members = {}
         inputs, targets = inputs.detach(), targets.detach()
         self.inputs = inputs.clone() if self.inputs is None else torch.cat([self.inputs, inputs])
@@ -41,14 +41,14 @@ class ExampleStore:
         self.groups = torch.cat([self.groups, torch.full((len(targets),), group)])
 
     def replace(self, place: int, example: Tensor, target: Tensor, group: int) -> None:
-        """Put another example in the place of one."""
+        """Overwrite one example with another."""
         assert self.inputs is not None
         assert self.targets is not None
         self._members = {}
         self.inputs[place], self.targets[place], self.groups[place] = example, target, group
 
     def rows(self, size: int) -> Tensor:
-        """The places (size,) of the next draw, without replacement; all of them, if there are no more."""
+        """The indices (size,) of the next draw, without replacement; all n, if `size` is not less than n."""
         n = len(self)
         generator = self.generator("draw", self.draws)
         self.draws += 1
@@ -56,13 +56,13 @@ class ExampleStore:
             return torch.arange(n)
         if size * size > n:
             return torch.randperm(n, generator=generator)[:size]
-        while True:  # of few out of many, two are rarely the same
+        while True:  # few out of many rarely repeat
             rows = torch.randint(n, (size,), generator=generator)
             if len(set(rows.tolist())) == size:
                 return rows
 
     def draw(self, size: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """`size` examples without replacement (all, if there are no more), as (inputs, targets, group) by group."""
+        """`size` examples without replacement (at most all n), as (inputs, targets, group), one triple per group."""
         assert self.inputs is not None
         assert self.targets is not None
         if size >= len(self):
@@ -79,7 +79,7 @@ class ExampleStore:
             yield self.inputs.index_select(0, members), self.targets.index_select(0, members), group
 
     def mixed(self, size: int) -> tuple[Tensor, Tensor, int]:
-        """`size` examples without replacement, whatever their groups, and the group of the first of them."""
+        """`size` examples of any group without replacement, as (inputs, targets), and the group of the first."""
         assert self.inputs is not None
         assert self.targets is not None
         rows = self.rows(size)
@@ -87,7 +87,7 @@ class ExampleStore:
         return self.inputs.index_select(0, there), self.targets.index_select(0, there), int(self.groups[rows[0]])
 
     def gradient(self, size: int, loss: Loss, parameters: Sequence[Tensor]) -> tuple[list[Tensor | None], int]:
-        """The gradient of the mean loss over a drawn batch, one tensor (or None) a parameter, and the batch's size."""
+        """The gradient of the mean loss over a drawn batch, a tensor or None per parameter, and the batch's size."""
         batches = list(self.draw(size))
         drawn = sum(len(targets) for _, targets, _ in batches)
         with torch.enable_grad():
@@ -102,11 +102,11 @@ class ExampleStore:
         return {"inputs": self.inputs, "targets": self.targets, "groups": self.groups}
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return {"draws": self.draws, "tensors": self.tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any], place: Callable[[Tensor], Tensor]) -> None:
-        """See `Baseline`; `place` brings a tensor to the device of the model."""
+        """See `Learner`; `place` moves a tensor to the device of the model."""
         self.draws = int(state["draws"])
         held = state["tensors"]
         if held:
@@ -115,5 +115,5 @@ class ExampleStore:
 
 
 def bytes_of_example(inputs: Tensor, targets: Tensor) -> int:
-    """What one of these examples costs in a store: its input, its target and its group."""
+    """Bytes of one of these examples in a store: its input, its target and its group."""
     return inputs[0].numel() * inputs.element_size() + targets[0].numel() * targets.element_size() + 8

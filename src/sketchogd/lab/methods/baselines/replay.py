@@ -1,8 +1,8 @@
 """Experience replay with a reservoir (Chaudhry et al. 2019, "On Tiny Episodic Memories in Continual Learning").
 
 Every step is on the mean loss over the current batch and a batch drawn from the memory together. The memory is a
-uniform sample of all examples seen: the n-th example (from 0) is kept while there is room; then it takes the place
-j = ⌊u (n + 1)⌋, u uniform in [0, 1), if j < capacity, and is dropped otherwise (Vitter's algorithm R).
+uniform sample of all examples seen: the n-th example (from 0) is kept while there is room; after that it overwrites
+example j = ⌊u (n + 1)⌋, u uniform in [0, 1), if j < capacity, and is dropped otherwise (Vitter's algorithm R).
 """
 
 from collections.abc import Mapping
@@ -12,16 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from sketchogd.lab.methods.baselines.examples import ExampleStore
-from sketchogd.lab.methods.learner import Baseline, Loss
+from sketchogd.lab.methods.learner import Learner, Loss
 from sketchogd.model.parameters import ProtectedParameters
 
 
-class Replay(Baseline):
+class Replay(Learner):
     """Keeps `capacity` raw examples in all; draws `batch` of them at each step.
 
-    Bytes: capacity · (bytes of an input + 16). The paper makes one pass over the data. With several epochs a task,
-    each of its examples enters the reservoir once, when the task ends. The two parts of a joint batch go through the
-    model one after the other, which is the same thing unless batch normalisation is in training mode.
+    Bytes: capacity · (bytes of an input + 16). The paper makes one pass over the data; with several epochs per task,
+    each example is offered to the reservoir once, when the task ends. The two parts of a joint batch go through the
+    model one after the other, which makes no difference unless batch normalisation is in training mode.
+
+    Args:
+        model: the model that is trained.
+        loss: mean loss of a batch of one head.
+        capacity: examples kept in all.
+        batch: examples drawn at each step.
+        seed: every random choice follows from it.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, capacity: int, batch: int, *, seed: int = 0) -> None:
@@ -35,7 +42,7 @@ class Replay(Baseline):
         self.seen = 0
 
     def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
-        """Make `.grad` that of the mean loss over both batches: (n g + m r) / (n + m)."""
+        """Set `.grad` to the gradient of the mean loss over both batches, (n g + m r) / (n + m)."""
         if not len(self.store):
             return
         reference, m = self.store.gradient(self.batch, self.loss, self.parameters)
@@ -61,14 +68,14 @@ class Replay(Baseline):
         self.seen += len(targets)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return self.store.tensors()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return {"seen": self.seen, "store": self.store.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Baseline`."""
+        """See `Learner`."""
         self.seen = int(state["seen"])
         self.store.load_state_dict(state["store"], lambda t: t.to(self.parameters[0].device))

@@ -1,11 +1,11 @@
 """Synaptic intelligence (Zenke, Poole, Ganguli 2017, "Continual Learning Through Synaptic Intelligence").
 
-Along training each parameter collects its share in the fall of the task's loss, ω_i += −g_i Δθ_i, where g is the
-gradient of the task's loss alone and Δθ the step taken. At the end of a task that moved parameter i by D_i,
+During training each parameter accumulates its share of the decrease of the task's loss, ω_i += −g_i Δθ_i, where g is
+the gradient of the task's loss alone and Δθ the step taken. At the end of a task that moved parameter i by D_i,
 
     Ω_i += ω_i / (D_i² + ξ),  ω ← 0,  θ̃ ← θ,
 
-and training goes on with the loss + c Σ_i Ω_i (θ_i − θ̃_i)².
+and training continues with the loss + c Σ_i Ω_i (θ_i − θ̃_i)².
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sketchogd.lab.methods.learner import Baseline
+from sketchogd.lab.methods.learner import Learner
 from sketchogd.model.parameters import ProtectedParameters, Selection
 
 
-class SI(Baseline):
+class SI(Learner):
     """Keeps Ω, ω and the anchor θ̃: 12 p bytes in float32; within a step also the gradient and the old weights.
 
-    `strength` is c, `damping` is ξ. A task's ω that comes out negative counts as zero, so that the penalty stays
-    bounded below. `parameters` selects what is held, by default all that is trained.
+    A negative ω counts as zero at the end of a task, so that the penalty stays bounded below.
+
+    Args:
+        model: the model that is trained.
+        strength: c.
+        damping: ξ.
+        parameters: which parameters are held; by default all that are trained.
     """
 
     def __init__(
@@ -39,12 +44,12 @@ class SI(Baseline):
         self._before: tuple[Tensor, Tensor] | None = None
 
     def penalty(self) -> Tensor:
-        """c Σ Ω (θ − θ̃)², a number without a graph."""
+        """c Σ Ω (θ − θ̃)², without a graph."""
         return self.strength * (self.importance * (self.parameters.flatten() - self.anchor).square()).sum()
 
     @torch.no_grad()
     def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
-        """Note gradient and weights, then add the gradient of the penalty, 2 c Ω (θ − θ̃), to `.grad`."""
+        """Keep gradient and weights for `after_step`; add the gradient of the penalty, 2 c Ω (θ − θ̃), to `.grad`."""
         weights = self.parameters.flatten()
         gradient = self.parameters.flatten([t.grad for t in self.parameters.tensors])
         self._before = weights, gradient
@@ -62,21 +67,21 @@ class SI(Baseline):
         self.path.addcmul_(gradient, self.parameters.flatten().sub_(weights), value=-1.0)
 
     def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
-        """Turn the path integral into importances. The data is not looked at."""
+        """Turn the path integral into importances; the data is not used."""
         weights = self.parameters.flatten()
         self.importance += (self.path / ((weights - self.anchor).square() + self.damping)).clamp_min(0.0)
         self.path.zero_()
         self.anchor = weights
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return {"importance": self.importance, "path": self.path, "anchor": self.anchor}
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Baseline`."""
+        """See `Learner`."""
         return {"tensors": self.tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Baseline`."""
+        """See `Learner`."""
         for name, tensor in self.tensors().items():
             tensor.copy_(state["tensors"][name])

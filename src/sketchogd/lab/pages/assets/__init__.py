@@ -1,7 +1,7 @@
-"""The report page: its template, style and scripts beside this file, and the function that puts them together.
+"""The report page: its template, style and scripts beside this file, and the function that assembles them.
 
-What comes from records reaches the page as JSON only, and its scripts show it as text, never as markup. The page's own
-content security policy admits nothing from outside, and no script but this one.
+Data from records reaches the page as JSON only, and its scripts show it as text, never as markup. The page's content
+security policy admits nothing from outside, and no script but this one.
 """
 
 import base64
@@ -18,9 +18,12 @@ SCRIPTS = ("dom.js", "tables.js", "charts.js", "figures.js", "page.js")
 def render(title: str, data: dict[str, Any]) -> str:
     """One self-contained HTML page that shows `data`, the tree of `report.page_data`."""
     assets = resources.files(__package__)
+    source = data["reference"]["source"]
+    beside = f"Our runs are shown beside {source}, together with" if source else "The tables also show"
     script = "\n".join(assets.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
         "title": html.escape(title),
+        "beside": html.escape(beside),
         "style": assets.joinpath("page.css").read_text(encoding="utf-8"),
         "script": script,
         "digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

@@ -32,8 +32,8 @@
   if (data.ended) facts.push(["newest run", new Date(data.ended * 1000).toISOString().slice(0, 10)]);
   byId("facts").append(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
 
-  byId("tables").append(...data.benchmarks.filter((b) => of(b, scored).length).map((b) => resultTable(b, of(b, scored))));
-  byId("table-notes").append(...(scored.length ? notes(scored) : ["No finished run has accuracies yet."]));
+  byId("tables").append(...data.benchmarks.filter((b) => of(b, scored).length).map((b) => resultTable(b, of(b, scored), data.reference.tables)));
+  byId("table-notes").append(...(scored.length ? notes(scored, data.reference.tables) : ["No finished run has accuracies yet."]));
 
   if (data.pairs.length) byId("pairs").append(pairTable(data.pairs, titles)); else byId("pair-box").hidden = true;
 

@@ -70,7 +70,8 @@ function memoryCell(group) {
   return [bytes(nbytes), host ? el("span", { class: "variant" }, `host ${bytes(host)}`) : null];
 }
 
-function resultTable(benchmark, groups) {
+// tables: titles of the reference's tables by name.
+function resultTable(benchmark, groups, tables) {
   const rows = groups.map((group) => group.row);
   const ends = rows.flatMap((row) => [row.accuracy - row.accuracy_std, row.accuracy + row.accuracy_std]
     .concat(comparable(row) ? [row.published - 2 * row.published_std, row.published + 2 * row.published_std] : []));
@@ -80,7 +81,7 @@ function resultTable(benchmark, groups) {
     { title: "Method", class: "left", value: (g) => g.label, cell: methodName },
     { title: el("span", { class: "ends" }, el("span", {}, low.toFixed(2)), el("span", {}, high.toFixed(2))), class: "wide", cell: (g) => rangeCell(g.row, low, high), help: "dot: ours ± one standard deviation; bar: published ± two" },
     { title: "Accuracy", descending: true, value: (g) => g.row.accuracy, cell: (g) => el("span", { class: g.row.accuracy === best ? "best" : null }, withSpread(g.row.accuracy, g.row.accuracy_std, g.row.n)) },
-    { title: "Published", descending: true, value: (g) => g.row.published, cell: (g) => known(g.row.published) ? el("span", { class: comparable(g.row) ? null : "dim", title: g.row.published_table === "table1" ? "table 1" : "table 2" }, withSpread(g.row.published, g.row.published_std, 5)) : el("span", { class: "dim" }, MISSING) },
+    { title: "Published", descending: true, value: (g) => g.row.published, cell: (g) => known(g.row.published) ? el("span", { class: comparable(g.row) ? null : "dim", title: tables[g.row.published_table] }, withSpread(g.row.published, g.row.published_std, 5)) : el("span", { class: "dim" }, MISSING) },
     { title: "Difference", descending: true, value: (g) => g.row.difference, cell: (g) => differenceCell(g.row) },
     { title: "Forgetting", value: (g) => g.row.forgetting, cell: (g) => withSpread(g.row.forgetting, g.row.forgetting_std, g.row.n) },
     { title: "Learning", descending: true, value: (g) => g.row.learning, cell: (g) => withSpread(g.row.learning, g.row.learning_std, g.row.n) },
@@ -91,13 +92,16 @@ function resultTable(benchmark, groups) {
     el("h3", {}, benchmark.title), sortableTable(`Results on ${benchmark.title}`, columns, groups));
 }
 
-function notes(groups) {
+function notes(groups, tables) {
   const bar = groups.some((g) => g.row && comparable(g.row)) ? ", the bar published ± two" : "";
   const list = [];
   if (groups.some((g) => g.keeps_examples)) list.push("† keeps training examples of earlier tasks; the other methods do not.");
-  const second = groups.filter((g) => g.row && g.row.published_table === "table2");
-  if (second.length) list.push(`Published values are the paper’s table 1; table 2 for ${[...new Set(second.map((g) => g.label))].join(", ")}.`);
-  else if (groups.some((g) => g.row && known(g.row.published))) list.push("Published values are the paper’s table 1.");
+  if (groups.some((g) => g.row && known(g.row.published))) {
+    const [usual, ...others] = Object.keys(tables);
+    const from = (name) => [...new Set(groups.filter((g) => g.row && g.row.published_table === name).map((g) => g.label))];
+    const exceptions = others.filter((name) => from(name).length).map((name) => `; ${tables[name]} for ${from(name).join(", ")}`);
+    list.push(`Published values are the paper’s ${tables[usual]}${exceptions.join("")}.`);
+  }
   const shortened = [...new Set(groups.filter((g) => g.row && known(g.row.published)).map((g) => g.row.shortened).filter(Boolean))];
   if (shortened.length) list.push(`Not compared (n/a), because the runs depart from the published protocol: ${shortened.join("; ")}.`);
   return [el("span", { class: "wide" }, `Beside the names, the dot is ours ± one standard deviation${bar}. `), list.join(" ")];

@@ -1,23 +1,25 @@
-"""Which runs of a grid can be trained side by side (`sidebyside`): those that differ in seed and method only."""
+"""Which runs of a grid can be trained side by side: those that differ in seed and method only."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sketchogd.lab import records
-from sketchogd.lab.runs.config import RunConfig
 from sketchogd.lab.methods import KINDS, method
+from sketchogd.lab.runs.config import RunConfig
+from sketchogd.lab.runs.sidebyside.stacked import can_be_stacked
+from sketchogd.lab.streams import record
 
 BLOCK = 50
-"""Steps that are taken at once where no run projects more often."""
+"""Steps per block where no run projects more often."""
 
 
 def groups(configs: Sequence[RunConfig], most: int, room: int | None = None) -> list[list[RunConfig]]:
-    """The configs in groups of at most `most` that can be trained side by side; the order is kept within a group.
+    """The configs in groups of at most `most` that can be trained side by side, in order within each group.
 
     Runs share a group if they differ in seed and method only and project equally often, or all after multiples of
-    `BLOCK` steps. Methods that never project but act at every step, such as replay, are a group of their own; plain
-    training joins the first group there is. `room` limits the bytes that the methods of a group are expected to keep.
+    `BLOCK` steps. Methods that act at every step without projecting, such as replay, form a group of their own; plain
+    training joins the first group. `room` limits the bytes that the methods of a group are expected to keep.
     """
     found: dict[Any, list[RunConfig]] = {}
     idle: dict[Any, list[RunConfig]] = {}
@@ -26,7 +28,7 @@ def groups(configs: Sequence[RunConfig], most: int, room: int | None = None) -> 
         if most < 2 or not joins(config):
             alone.append([config])
             continue
-        key = records.config_digest(replace(config, method=_ANY, seed=0, preset="").record())
+        key = records.config_digest(replace(config, method=_ANY, seed=0).record())
         if config.method.name == "sgd":
             idle.setdefault(key, []).append(config)
         else:
@@ -56,19 +58,19 @@ _ANY = method("sgd")
 
 
 def projects(config: RunConfig) -> bool:
-    """Whether a run's method projects displacements, and so depends on how many steps are taken between."""
+    """Whether a run's method projects displacements, so that the number of steps between projections matters."""
     return KINDS[config.method.name].every != 1
 
 
 def _expected_bytes(config: RunConfig) -> int:
-    """About what a method will keep, from its settings alone."""
+    """Estimate of the bytes that a method keeps, from its settings alone."""
     chosen = config.method
     if chosen.budget is not None:
         return chosen.budget
     if chosen.name in ("layer-sketch", "gpm"):
         return 32 << 20
-    p, T = (1_601_500, 20) if config.benchmark == "split-cifar100" else (113_610, 10)
-    options = chosen.options
+    known, options = record(config.benchmark), chosen.options
+    p, T = known.parameters, known.tasks
     vectors = options.get("rank", 0) + options.get("corank", 0) + options.get("buffer", 0)
     vectors *= 2 if chosen.name in ("sketchogd-2", "sketchogd-3") else 1  # their test matrices are stored
     vectors += T * options.get("components", 0) + options.get("samples", 0)
@@ -78,8 +80,5 @@ def _expected_bytes(config: RunConfig) -> int:
 
 
 def joins(config: RunConfig) -> bool:
-    """Whether a run can be one of a group: what is trained must be as `stacked` has it."""
-    training = config.training
-    if config.benchmark != "split-cifar100":
-        return not training.frozen and not training.eval_after_first_step
-    return training.optimizer == "sgd" and training.eval_after_first_step and training.frozen == ("conv*",)
+    """Whether a run can be trained with others: `stacked` has to have the passes of its network."""
+    return can_be_stacked(record(config.benchmark).network, config.training)

@@ -1,7 +1,7 @@
-"""Weights side by side: the parameters of S equal models as one tensor (S, …) each, and the passes through all of them.
+"""Stacked weights: each parameter of S equal models as one tensor (S, …), and the passes through all models at once.
 
-The heads of a LeNet stand one below the other in two tensors, "heads.weight" and "heads.bias", so that a batch whose
-examples belong to many heads is no more work to ask for than one of a single head.
+The heads of a LeNet are concatenated into two tensors, "heads.weight" and "heads.bias", so that a batch with examples
+of many heads needs no more kernel launches than one of a single head.
 
 Letters: S models, b examples in a batch, C logits of a head, H heads.
 """
@@ -14,28 +14,39 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sketchogd.lab.runs.config import OPTIMIZERS, RunConfig
-from sketchogd.lab.models import LeNet
+from sketchogd.lab.models import LeNet, lenet_for, mlp_for
+from sketchogd.lab.runs.config import OPTIMIZERS, RunConfig, Training
+from sketchogd.lab.streams.benchmark import Network
 
 ALL = slice(None)
 
 Take = Callable[[str | None, str, Tensor, Tensor | None, slice], None]
-"""Told of a layer, take(weight, bias, δ, a, rows): the names of its weight (or None) and bias, its inputs a
-(S, b, fan-in), the derivative δ (S, b, …) of the losses by its outputs, and which rows of weight and bias they are."""
+"""Receives one layer, take(weight, bias, δ, a, rows): the names of its weight (or None) and bias, the derivative δ
+(S, b, …) of the losses with respect to its outputs, its inputs a (S, b, fan-in), and the rows of weight and bias that δ
+belongs to."""
 
 Backward = Callable[[nn.Module, dict[str, Tensor], Tensor, Tensor, Tensor | None, Take], Tensor]
-"""The passes of S models written out, backward(net, weights, x, y, heads, take), without autograd. The losses (S, b).
+"""Forward and backward pass of S models without autograd, backward(net, weights, x, y, heads, take) → losses (S, b).
 
-`take` is called for one layer after another, from the last, each when nothing will read its weights again. `heads`
-(S, b) are those that the examples belong to; without them all belong to the one that `net` has in use.
+`take` is called layer by layer from the last, each time after the last use of that layer's weights. `heads` (S, b) are
+the heads of the examples; None if all belong to the active head of `net`.
 """
 
 
+def can_be_stacked(network: Network, training: Training) -> bool:
+    """Whether `written_out` has the passes of the networks that `network` builds, when they are trained like this."""
+    if network is mlp_for:
+        return not training.frozen and not training.eval_after_first_step
+    if network is lenet_for:
+        return training.optimizer == "sgd" and training.eval_after_first_step and training.frozen == ("conv*",)
+    return False
+
+
 def written_out(net: nn.Module, features: bool) -> Backward:
-    """The passes of models like `net`, frozen where it is, on images or flat features.
+    """The passes of models like `net`, with the same parameters frozen, on images or on flat `features`.
 
     Raises:
-        ValueError: passes of such models are not written out; they cannot be trained side by side.
+        ValueError: there are no passes for such models; they cannot be trained side by side.
     """
     still = [name for name, p in net.named_parameters() if not p.requires_grad]
     if is_chain(net) and not still:
@@ -110,9 +121,9 @@ def step_(
     lr: float,
     heads: Tensor | None = None,
 ) -> Tensor:
-    """A step of plain SGD on S models, in place, down the mean loss; returns the losses (S, b) before it.
+    """One in-place step of plain SGD on the mean losses of S models; returns the losses (S, b) before it.
 
-    The same as that of torch.optim.SGD, but no gradient is ever stored: W −= lr δᵀ a is one product.
+    It equals that of torch.optim.SGD, but no gradient is stored: W −= lr δᵀ a is one product.
     """
 
     def descend(weight: str | None, bias: str, delta: Tensor, a: Tensor | None, rows: slice) -> None:
@@ -127,7 +138,7 @@ def step_(
 def gradients(
     backward: Backward, net: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, heads: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The losses (S, b) of S models, and the gradients (S, …) of their means by all that is trained."""
+    """The losses (S, b) of S models, and the gradients (S, …) of their means with respect to all trained parameters."""
     found = {}
 
     def keep(weight: str | None, bias: str, delta: Tensor, a: Tensor | None, rows: slice) -> None:
@@ -139,7 +150,7 @@ def gradients(
 
 
 def _among(whole: Tensor, rows: slice, part: Tensor) -> Tensor:
-    """A tensor like `whole` (S, …) with `part` in these rows of each model and zeros in the others."""
+    """A tensor shaped like `whole` (S, …), with `part` in these rows of each model and zeros elsewhere."""
     if rows == ALL:
         return part
     found = torch.zeros_like(whole)
@@ -152,7 +163,7 @@ def _linear(a: Tensor, W: Tensor, bias: Tensor) -> Tensor:
 
 
 def _losses_and_delta(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The losses (S, b) of logits (S, b, C), cross entropies, and the derivative of their means by the logits."""
+    """Cross-entropies (S, b) of logits (S, b, C), and the derivative of their means with respect to the logits."""
     log_p, true = logits.log_softmax(-1), y.unsqueeze(-1)
     losses = -log_p.gather(-1, true).squeeze(-1)
     delta = log_p.exp_().scatter_add_(-1, true, torch.full_like(true, -1, dtype=log_p.dtype)).div_(y.shape[1])
@@ -161,13 +172,18 @@ def _losses_and_delta(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(eq=False)
 class Stack:
-    """Every parameter and buffer of S models as one tensor (S, …) in `weights`; `trained` are leaves in their place."""
+    """Every parameter and buffer of S models as one tensor (S, …).
+
+    Args:
+        trained: the trained parameters as leaves of autograd, on the same memory as in `weights`.
+        weights: all of them, by name.
+    """
 
     trained: dict[str, Tensor]
     weights: dict[str, Tensor]
 
     def lend_gradients(self, s: int, model: nn.Module) -> None:
-        """Give model s views of its own gradients, to be changed in place."""
+        """Set the gradients of model s to views into the stacked ones, so that it can change them in place."""
         for name, members in _joined(model).items():
             if name in self.trained:
                 gradient = self.trained[name].grad
@@ -177,7 +193,7 @@ class Stack:
 
 
 def stacked(nets: Sequence[nn.Module]) -> Stack:
-    """Stack the weights of equal models, which then have views into the stack instead of tensors of their own."""
+    """Stack the weights of equal models, whose own tensors become views into the stack."""
     trained, weights = {}, {}
     tensors = [_joined(net) for net in nets]
     for name, members in tensors[0].items():
@@ -192,7 +208,7 @@ def stacked(nets: Sequence[nn.Module]) -> Stack:
 
 
 def _joined(net: nn.Module) -> dict[str, list[Tensor]]:
-    """Parameters and buffers by their names in a stack, those of all heads under the same one."""
+    """Parameters and buffers by their names in a stack; those of all heads share one name."""
     found: dict[str, list[Tensor]] = {}
     for name, tensor in itertools.chain(net.named_parameters(), net.named_buffers()):
         found.setdefault(re.sub(r"^heads\.\d+\.", "heads.", name), []).append(tensor)
@@ -204,12 +220,12 @@ def _whole(members: Sequence[Tensor]) -> Tensor:
 
 
 def _pieces(whole: Tensor, members: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Of the tensors `members` that stand one below the other in `whole`, each one's place."""
+    """The parts of `whole`, a concatenation of `members`, that belong to each of them."""
     return [whole] if len(members) == 1 else whole.split([len(member) for member in members])
 
 
 def stacked_optimizer(leaves: list[Tensor], config: RunConfig) -> torch.optim.Optimizer:
-    """The config's optimizer on the stacked weights: all of them work element by element."""
+    """The config's optimizer on the stacked weights; all of `OPTIMIZERS` work element by element."""
     optimizer = OPTIMIZERS[config.training.optimizer](leaves, lr=config.training.lr)
     for group in optimizer.param_groups:
         if "capturable" in group:

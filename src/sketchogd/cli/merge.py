@@ -8,16 +8,18 @@ import typer
 from torch import Tensor
 
 from sketchogd import storage
-from sketchogd.cli import inspecting, show
+from sketchogd.cli import show
+from sketchogd.cli.inspect import sketches_of
+from sketchogd.cli.options import friendly
 from sketchogd.errors import StorageError
 
 _NUMBERS: dict[str, Callable[[int, int], int]] = {"tasks": int.__add__, "logits": max}
-"""What else a layer memory counts, and how two counts become one."""
+"""Other numbers that a layer memory counts, and how two of them are merged."""
 
 State = tuple[dict[str, Any], dict[str, Tensor]]
 
 
-@show.friendly
+@friendly
 def merge(
     files: Annotated[list[Path], typer.Argument(help="Two or more files that Protection.save wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
@@ -38,19 +40,20 @@ def merge(
 
 
 def merged(named: Sequence[tuple[str, State]]) -> State:
-    """The state of a memory that observed what all of these observed, without the model.
+    """The state of a memory that observed what all of these observed, computed without the model.
 
-    Anchors, the weights of each at its last refresh, are left out: the anchor will be the weights that it is loaded on.
+    Anchors (the weights of each at its last refresh) are left out: the anchor will be the weights it is loaded on.
 
-    Raises StorageError, with the files and the reason, for memories that do not go together.
+    Raises:
+        StorageError: memories cannot be merged; it names the files and the reason.
     """
     (first, (meta, tensors)), *others = named
-    sketches = inspecting.sketches_of(meta, tensors)
+    sketches = sketches_of(meta, tensors)
     examples, remembered, stale = meta["examples"], meta["remembered"], meta["stale"]
     counts = {name: t.clone() for name, t in tensors.items() if _is_counts(name, sketches)}
     for name, (other, held) in others:
         _require_same(first, meta, name, other)
-        theirs = inspecting.sketches_of(other, held)
+        theirs = sketches_of(other, held)
         try:
             for key, sketch in sketches.items():
                 sketch.merge(theirs[key])
@@ -59,9 +62,9 @@ def merged(named: Sequence[tuple[str, State]]) -> State:
         for key in counts:
             counts[key] += held[key]
         examples += other["examples"]
-        for key, together in _NUMBERS.items():
+        for key, merge_two in _NUMBERS.items():
             if key in meta:
-                meta = {**meta, key: together(meta[key], other[key])}
+                meta = {**meta, key: merge_two(meta[key], other[key])}
         remembered, stale = remembered or other["remembered"], stale or other["stale"]
     states = {key: sketch.state_dict() for key, sketch in sketches.items()}
     found = {f"{key}.{part}": t for key, state in states.items() for part, t in state["tensors"].items()}
@@ -72,7 +75,7 @@ def merged(named: Sequence[tuple[str, State]]) -> State:
 
 
 def _is_counts(name: str, sketches: Mapping[str, Any]) -> bool:
-    """Whether a tensor is that of an embedding's token counts, which belong to no sketch."""
+    """Whether a tensor has the token counts of an embedding, which belong to no sketch."""
     return name.rpartition(".")[2] == "counts" and name.rpartition(".")[0] not in sketches
 
 

@@ -3,13 +3,23 @@
 import json
 import math
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from sketchogd.cli import show
+from sketchogd.cli.options import friendly
 from sketchogd.lab import speed
 
 
-def bench(device: str, only: str | None, quick: bool, path: Path | None) -> None:
-    """Measure under a status line, print the table, write the file."""
+@friendly
+def bench(
+    device: Annotated[str, typer.Option(help="Where to measure: cpu or cuda.")] = "cpu",
+    only: Annotated[str | None, typer.Option(help="One group: remember, basis, project, run, scale, …")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, to see that everything runs.")] = False,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write machine, versions and ratios here.")] = None,
+) -> None:
+    """How fast the library is, as ratios to limits measured in the same run."""
     with show.err.status("starting") as status:
         found = speed.measure(device, quick=quick, only=only, tell=lambda word: status.update(f"measuring: {word}"))
     rows = [
@@ -23,6 +33,6 @@ def bench(device: str, only: str | None, quick: bool, path: Path | None) -> None
         for ratio in found
     ]
     show.table(f"speed on {device}", rows, dict.fromkeys(("name", "measured", "target", "met", "note"), str))
-    if path is not None:
+    if json_ is not None:
         written = {"machine": speed.machine(device), "quick": quick, "ratios": [ratio.as_dict() for ratio in found]}
-        path.write_text(json.dumps(written, indent=2) + "\n")
+        json_.write_text(json.dumps(written, indent=2) + "\n")

@@ -1,0 +1,109 @@
+"""`sketchogd inspect`: what a memory file says without the model: bytes, shares, ranks, certificates, and advice."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from sketchogd import theory
+from sketchogd.cli import show
+from sketchogd.cli.options import Json, friendly
+from sketchogd.errors import StorageError
+from sketchogd.memory.state import left_out, load_sketch, sketch_diagnostics
+from sketchogd.sketch import REGISTRY, Sketch
+from sketchogd.storage import read
+from sketchogd.storage.restore import describe
+
+
+@friendly
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A file that Protection.save wrote.")], json_: Json = False
+) -> None:
+    """What is in a memory file: what it remembers, how well, where the bytes are, and which sketch would be best."""
+    found = describe(path)
+    meta, tensors = read(path)
+    leading = {
+        name: [float(value) for value in tensor[:5]]
+        for name, tensor in tensors.items()
+        if name.rpartition(".")[2] == "values"
+    }
+    sketches = sketches_of(meta, tensors)
+    diagnoses = {name: sketch_diagnostics(sketch) for name, sketch in sketches.items()}
+    recommended = advice(sketches["sketch"]) if "sketch" in meta else None
+    if json_:
+        plain = None if recommended is None else {k: v for k, v in asdict(recommended).items() if k != "test_matrix"}
+        show.as_json({**found, "leading_values": leading, "diagnostics": diagnoses, "advice": plain})
+        return
+    protected = sum(math.prod(entry["shape"]) for entry in found["parameters"])
+    show.out.print(f"memory of {found['memory']}: {found['examples']:,} examples, {protected:,} protected parameters")
+    show.out.print(f"settings: {json.dumps(found.get('settings', {}))}")
+    rows = [
+        {
+            "name": name,
+            "shape": " × ".join(map(str, entry["shape"])),
+            "bytes": entry["nbytes"],
+            "leading values": "  ".join(f"{value:.3g}" for value in leading.get(name, [])),
+        }
+        for name, entry in found["tensors"].items()
+    ]
+    rows.append({"name": "total", "shape": "", "bytes": found["nbytes"], "leading values": ""})
+    show.table(str(path), rows, {"name": str, "shape": str, "bytes": show.bytes_cell, "leading values": str})
+    for name, diagnosis in diagnoses.items():
+        show.out.print(f"{name}: {in_words(diagnosis)}", highlight=False)
+    if recommended is not None:
+        show.out.print(f"at the same bytes: {recommended.reason}", highlight=False)
+
+
+def sketches_of(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, Sketch]:
+    """The sketches in a file by name, on the CPU: "sketch" of a gradient memory, "LAYER.inputs", … of a layer memory.
+
+    Raises:
+        StorageError: A sketch is of an unknown class, or its state does not fit it.
+    """
+    stored = {"sketch": meta["sketch"]} if "sketch" in meta else meta.get("sketches", {})
+    found = {}
+    for name, own in stored.items():
+        if own["sketch"] not in REGISTRY:
+            raise StorageError(f"{name} is of kind {own['sketch']!r}; known are {', '.join(sorted(REGISTRY))}")
+        sketch = REGISTRY[own["sketch"]](**own["settings"])
+        found[name] = sketch.bind(own["d"], getattr(torch, own["dtype"]))
+        load_sketch(sketch, own, tensors, name)
+    return found
+
+
+def in_words(found: Mapping[str, Any]) -> str:
+    """One line about a sketch, from its diagnostics.
+
+    >>> in_words({"captured": 0.9, "left_out": 1.0, "energy": 10.0, "stable_rank": 2.5, "rank": 3, "capacity": 0.25})
+    'holds 90 % of the energy; leaves out at most 10 %; stable rank 2.5; 3 directions, 25 % of the rank is free'
+    """
+    words = [f"holds {_percent(found['captured'])} of the energy"]
+    if found["left_out"] is not None and found["energy"]:
+        words.append(f"leaves out at most {_percent(found['left_out'] / found['energy'])}")
+    words.append(f"stable rank {found['stable_rank']:.1f}")
+    free = "it grows" if found["capacity"] is None else f"{_percent(found['capacity'])} of the rank is free"
+    return "; ".join([*words, f"{found['rank']} directions, {free}"])
+
+
+def advice(sketch: Sketch) -> theory.Recommendation | None:
+    """The best sketch of the same size for gradients like those remembered.
+
+    Chosen for the spectrum of the stored values, with the energy that they lack spread over the other directions
+    (`theory.completed_spectrum`). None if nothing is remembered, and for sketches without a certificate: the values of
+    a gradient sketch add up to all the energy, and do not show what it lacks.
+    """
+    values, _ = sketch.spectrum()
+    if left_out(sketch) is None or not len(values) or not float(values[0]):
+        return None
+    spectrum = theory.completed_spectrum(values, sketch.energy, min(sketch.count, sketch.d))
+    return theory.recommend(spectrum, sketch.nbytes, d=sketch.d)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -1,0 +1,44 @@
+"""What the commands share: option types, and a guard that turns a user's mistakes into one line."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from sketchogd.cli.show import err
+from sketchogd.errors import ProtectionError
+
+FAILED, WRONG, INTERRUPTED = 1, 2, 130
+"""Exit codes: a run failed; the command cannot be carried out as given; Ctrl-C."""
+
+Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes at a time, with one thread each.")]
+SideBySide = Annotated[
+    int | None, typer.Option(min=1, help="Runs that share one vectorised loop. Default: 64 on a GPU, otherwise 1.")
+]
+Device = Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1; several with commas, used in turn.")]
+Data = Annotated[Path | None, typer.Option(help="Folder with data sets; by default $SKETCHOGD_DATA.")]
+Out = Annotated[Path, typer.Option(help="Folder for the runs; finished ones in it are not repeated.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Every = Annotated[int | None, typer.Option(min=1, help="Optimizer steps between two projections.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs per task. Default: the usual number.")]
+
+
+def friendly(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn a user's mistakes into one line on standard error, and Ctrl-C into a hint."""
+
+    @functools.wraps(command)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except (ValueError, OSError, ProtectionError) as error:
+            err.print(Text(f"error: {error}", style="red"))
+            raise typer.Exit(WRONG) from None
+        except KeyboardInterrupt:
+            err.print("stopped; what is done is kept, and the same command continues from there")
+            raise typer.Exit(INTERRUPTED) from None
+
+    return guarded

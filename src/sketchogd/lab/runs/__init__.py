@@ -1,0 +1,12 @@
+"""Runs: a method trained on a stream, from its config to its record.
+
+* `config`: a run, named completely
+* `train`: the training loop of one run
+* `evaluate`: output heads, and how many test examples a model gets right
+* `clock`: where the time goes
+* `measure`: what is measured of a learner at the end
+* `recording`: what the record of a run says
+* `torchrun`: one run by several processes
+* `sidebyside/`: many runs in one loop
+* `grid`: many runs, in one process or in several
+"""
