@@ -6,7 +6,7 @@ step from batches to the memory goes through a `Team`.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -56,6 +56,7 @@ class Protection:
         self._output = output
         self._projector: Projector | None = None
         self._stale = False
+        self._weight, self._examples = 1.0, 0
         self._projection = UpdateProjection(parameters, self._current_projector, every)
         self._projection.attach(optimizer)
         try:
@@ -78,24 +79,25 @@ class Protection:
         """
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
             batches = DataLoader(batches, batch_size=256)
-        self._observe(limited(batches, self._team.limit(batches, examples)))
+        self._observe(limited(batches, self._team.limit(batches, examples)), self._outdate)
         self.memory.end_task()
-        self.refresh()
+        self._refresh()
 
     def observe(self, inputs: Any, targets: Any = None) -> None:
         """Remember one batch without ending a task: all of it or, on an error, nothing.
 
         The projector takes it into account from the next `refresh`, which the next optimizer step calls by itself
-        unless the projector has a basis of its own. With several processes, all call it; `observe(None)` brings
-        nothing.
+        unless the projector has a basis of its own. A pull then keeps what it was protecting before
+        (`optimizer.anchor`), and observing at every step protects a stream without tasks. With several processes, all
+        call it; `observe(None)` brings nothing.
         """
-        self._observe([] if inputs is None else [(inputs, targets)])
+        self._observe([] if inputs is None else [(inputs, targets)], self._loosen)
 
-    def _observe(self, batches: Iterable[Batch]) -> None:
+    def _observe(self, batches: Iterable[Batch], outdate: Callable[[], None]) -> None:
         self.parameters.require_unchanged()
         self.settle()
         placed = (self._placed(inputs, targets) for inputs, targets in batches)
-        self._team.observe(self.memory, placed, self._outdate)
+        self._team.observe(self.memory, placed, outdate)
 
     def _placed(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """A batch on the device of the parameters, checked."""
@@ -106,25 +108,48 @@ class Protection:
             raise ValueError(f"{b} inputs came with {batch_size(targets)} targets; one target an example is needed")
         return inputs, targets
 
+    def _loosen(self) -> None:
+        """Before the memory changes: note the tension of the pull, which the next projector keeps."""
+        if self._projector is not None and not self.memory.lasting:
+            self._projection.loosen(self._projector)
+        self._outdate()
+
     def _outdate(self) -> None:
         self._stale = True
         if not self.memory.lasting:
             self._projector = None
 
     def refresh(self) -> None:
-        """Compute the projector for everything observed so far."""
+        """Compute the projector for everything observed so far. A pull keeps what it was protecting before."""
         self.parameters.require_unchanged()
         self.settle()
-        self._refresh()
+        self._renew()
 
     def _refresh(self) -> None:
+        """Compute the projector at the end of a task, whose weights are the new anchor."""
+        self._compute()
+        self._projection.reset()
+
+    def _renew(self) -> None:
+        """Compute the projector for more of the task under way, or for none: an old pull goes on."""
+        if self._projector is not None and self.memory.lasting:
+            self._projection.loosen(self._projector)
+        weight, examples = self._weight, self._examples
+        projector = self._compute()
+        if projector.anchor is not None and self._examples == examples:
+            self._projection.go_on()  # nothing is new, or a batch was refused
+        else:
+            self._projection.renew(projector, self._weight / weight)
+
+    def _compute(self) -> Projector:
         self._team.complete(self.memory)
         self._projector, self._stale = self.memory.projector(), False
-        self._projection.reset()
+        self._weight, self._examples = self.memory.weight, self.memory.examples
+        return self._projector
 
     def _current_projector(self) -> Projector | None:
         if self._stale and self._projector is None:
-            self._refresh()
+            self._renew()
         return self._projector
 
     # ---------------------------------------------------------------- projecting
@@ -274,7 +299,7 @@ class Protection:
         self._projection.joint_gradient.reset()  # computed anew at the next step, here and by whoever loads this
         self._team.complete(self.memory)
         if self._stale and self.memory.lasting:
-            self._refresh()  # a basis of its own is not stored; loading computes the same one
+            self._renew()  # a basis of its own is not stored; loading computes the same one
         state = self.memory.state_dict()
         flags = {"stale": self._stale, "remembered": self._projector is not None}
         meta = {"format": file.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
@@ -314,8 +339,8 @@ class Protection:
         else:
             meta, tensors = self._team.from_checkpoint(*self._team.read(other))
             memory, _ = restore.contents(meta, tensors, self.parameters, self._output)
+        self._loosen()
         self.memory.merge(memory)
-        self._outdate()
         self.refresh()
 
     def _load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -61,6 +61,11 @@ class Memory(ABC):
     def projector(self) -> Projector:
         """The projector for what was observed, valid until the next observe unless it is `lasting`."""
 
+    @property
+    @abstractmethod
+    def weight(self) -> float:
+        """What a square change of an output of one example weighs in the mean over examples that a pull is for."""
+
     @abstractmethod
     def sensitivity(self) -> float | None:
         """c with (rms change of a remembered output) <= c ‖Δw‖ for every displacement Δw that the projector passes.

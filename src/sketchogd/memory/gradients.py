@@ -159,13 +159,13 @@ class GradientMemory(Memory):
         for block in self.parts:
             if self.lasting:
                 block.copy_basis(self.basis_dtype, self.parameters, columns)
-            made.append((block.place, block.projector(columns, self.rule, self._weight)))
+            made.append((block.place, block.projector(columns, self.rule, self.weight)))
             if self.offload is not None:
                 block.sketch.move_(self.offload)
         return made[0][1] if len(made) == 1 else BlocksProjector(made)
 
     @property
-    def _weight(self) -> float:
+    def weight(self) -> float:
         """What a square change of an output weighs: tasks over examples.
 
         Two tasks weigh twice as much as one, whatever their numbers of examples; where no task was ever ended, all

@@ -197,13 +197,13 @@ class LayerMemory(Memory):
             bias = None if layer.bias is None else index[id(layer.bias)]
             places[name] = LayerPlace(index[id(layer.weight)], bias, layer.kind == "embedding")
             if spectra is not None:
-                layers[name] = self.rule.on_layer(spectra, self._weight)
-        others = None if self.others is None else self.others.projector(self.rule, self._weight)
+                layers[name] = self.rule.on_layer(spectra, self.weight)
+        others = None if self.others is None else self.others.projector(self.rule, self.weight)
         indices = () if self.others is None else self.others.indices(tensors)
         return LayersProjector(self.parameters, layers, places, others, indices, self.rule.anchor)
 
     @property
-    def _weight(self) -> float:
+    def weight(self) -> float:
         """What a square change of one logit of one example weighs: tasks over (logits · examples).
 
         The mean square change of a task's logits then weighs 1, and every task as much as any other; where no task was

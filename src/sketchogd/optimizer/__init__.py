@@ -3,6 +3,7 @@
 * `hooks`: before and after a step, settling, previews
 * `reference`: the weights that a displacement is counted from, in full or rounded to int8
 * `meter`: removing the protected part of an update, and measuring what leaks
+* `anchor`: where a new projector pulls to, so that an old pull goes on
 * `joint`: the gradient of new loss and pull together, for optimizers other than SGD
 * `step_size`: how far a step moves the weights for a gradient of one
 * `warn`: warnings where steps go past the projection

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from ..errors import ProtectionError
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor, Projector
+from .anchor import relaxed, tension
 from .joint import JointGradient
 from .meter import Meter
 from .reference import FULL, Copy
@@ -52,6 +53,7 @@ class UpdateProjection:
         self.reference: list[Copy] | None = None
         self.joint_gradient = JointGradient(parameters)
         self._travelled = 0.0
+        self._tension: Tensor | None = None
         self._handles: list[Any] = []
         self._optimizer: Optimizer | None = None
 
@@ -78,7 +80,7 @@ class UpdateProjection:
                 f"parameter {taken[0]!r} is protected already; call detach() on the first protection, "
                 "or use protection.attach(optimizer) to give it another optimizer"
             )
-        self.detach()
+        self._unhook()
         self._optimizer = optimizer
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
@@ -87,14 +89,17 @@ class UpdateProjection:
         guard(self, optimizer)
 
     def detach(self) -> None:
-        """Remove every hook and forget the optimizer."""
+        """Remove every hook and forget the optimizer. An anchor stays, so that `attach` goes on with its pull."""
+        self._unhook()
+
+    def _unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
         if self._optimizer is not None:
             unguard(self, self._optimizer)
         self._optimizer = None
-        self.reference, self.pending, self._travelled = None, 0, 0.0
+        self.pending, self._travelled = 0, 0.0
         self.joint_gradient.reset()
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -232,8 +237,29 @@ class UpdateProjection:
         )
         return joint and self.every > 1
 
+    @torch.no_grad()
+    def loosen(self, projector: Projector) -> None:
+        """Before a projector is outdated, note the tension of its pull; see `anchor`."""
+        if projector.anchor is not None and self.reference is not None and self._tension is None:
+            self._tension = tension(projector, self._displacement(self.reference))
+
+    @torch.no_grad()
+    def renew(self, projector: Projector, weight: float) -> None:
+        """Begin with a projector for more than before, which keeps the old pull: `weight` times its tension."""
+        held, self._tension = self._tension, None
+        self.reset()
+        if projector.anchor is None or held is None:
+            return
+        moved = self.parameters.unflatten(relaxed(projector, held.mul_(weight)))
+        weights = [local(t.detach()) for t in self.parameters.tensors]
+        self.reference = [Copy.of(t - piece.to(t), projector.anchor) for t, piece in zip(weights, moved, strict=True)]
+
+    def go_on(self) -> None:
+        """Keep the anchor as it is: the new projector is that of what was remembered before."""
+        self._tension, self.meter = None, Meter()
+
     def reset(self) -> None:
-        """Begin with a new projector: forget the meter and the reference."""
+        """Begin anew at the present weights: forget the meter, the reference and the tension of an old pull."""
         self.meter = Meter()
-        self.reference = None
+        self.reference = self._tension = None
         self.joint_gradient.reset()

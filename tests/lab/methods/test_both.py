@@ -14,7 +14,7 @@ from sketchogd.lab.runs.sidebyside import partition
 from sketchogd.paper import presets
 from sketchogd.projector import Projector
 
-LAYERS = {"rank": 4, "strength": 2.0, "seed": 1}
+LAYERS = {"curvature": "positions", "rank": 4, "strength": 2.0, "seed": 1}
 
 
 def net(seed: int = 0) -> nn.Sequential:

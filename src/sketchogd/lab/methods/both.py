@@ -98,6 +98,11 @@ class Both(Memory):
         """See `Memory`."""
         return BothProjector(self.layers.projector(), self.gradients.projector())
 
+    @property
+    def weight(self) -> float:
+        """See `Memory`."""
+        return self.layers.weight
+
     def sensitivity(self) -> None:
         """None: A + P (I − A) is not symmetric, so there is no known bound on how far weights move."""
 

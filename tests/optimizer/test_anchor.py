@@ -1,0 +1,144 @@
+"""What was promised for old outputs still holds after attaching, observing, refreshing and refused batches."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+import sketchogd as so
+from sketchogd.optimizer.anchor import relaxed, tension
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
+
+
+def data(seed, n=40, dtype=torch.float32):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 6, generator=g).to(dtype), torch.randint(0, 3, (n,), generator=g)
+
+
+def train(model, optimizer, steps, before_step=None):
+    x, y = data(2)
+    for i in range(steps):
+        if before_step is not None:
+            before_step(i)
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def forgotten(before_step=None, make=lambda p: torch.optim.Adam(p, lr=0.01), steps=120):
+    """Mean square change of old outputs; `before_step(protection, i)` may do things to the protection."""
+    model = network()
+    x, y = data(1)
+    optimizer = make(model.parameters())
+    protection = so.protect(model, optimizer, memory=so.LayerMemory(50, rule=so.Pull(20.0)))
+    protection.remember([(x, y)])
+    before = model(x).detach()
+    train(model, optimizer, steps, None if before_step is None else lambda i: before_step(protection, i))
+    return float((model(x).detach() - before).square().mean())
+
+
+def plain(steps=120):
+    model = network()
+    x, _ = data(1)
+    before = model(x).detach()
+    train(model, torch.optim.Adam(model.parameters(), lr=0.01), steps)
+    return float((model(x).detach() - before).square().mean())
+
+
+def test_attaching_again_and_again_moves_no_anchor():
+    def attach(protection, i):
+        if i % 5 == 0:
+            protection.attach(protection._projection.optimizer)
+
+    assert forgotten(attach) == pytest.approx(forgotten(), rel=1e-6)
+
+
+def test_detaching_and_attaching_goes_on_with_the_same_pull():
+    def pause(protection, i):
+        if i == 60:
+            optimizer = protection._projection.optimizer
+            protection.detach()
+            protection.attach(optimizer)
+
+    assert forgotten(pause) == pytest.approx(forgotten(), rel=1e-6)
+
+
+def test_refreshing_moves_no_anchor():
+    assert forgotten(lambda protection, i: protection.refresh()) == pytest.approx(forgotten(), rel=1e-6)
+
+
+def test_a_refused_batch_moves_no_anchor():
+    def refused(protection, i):
+        if i % 20 == 10:
+            with pytest.raises(so.NonFiniteError):
+                protection.observe(torch.full((4, 6), float("nan")), torch.zeros(4, dtype=torch.int64))
+
+    assert forgotten(refused) < 1.1 * forgotten()
+    assert forgotten() < 0.3 * plain()
+
+
+def test_observing_old_examples_again_keeps_the_old_pull():
+    """Without tasks: the weights a batch is observed at must not become what everything is pulled back to."""
+    x, y = data(1)
+    assert forgotten(lambda protection, i: protection.observe(x[:4], y[:4]) if i % 10 == 5 else None) < 0.3 * plain()
+
+
+@pytest.mark.parametrize("memory", ["layers", "gradients"])
+def test_two_penalties_add_up_to_one(memory):
+    """A linear model, for which H is exact: the minimum of both penalties, by a dense solve in float64."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1, bias=False).double()
+    first, second = data(1, 30, torch.float64)[0], data(3, 20, torch.float64)[0]
+    kept = so.LayerMemory(20, rule=so.Pull(2.0, damping=0.0))
+    if memory == "gradients":
+        kept = so.GradientMemory(so.ProductSketch(6), rule=so.Pull(2.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    protection = so.protect(model, optimizer, memory=kept, output=lambda output, target: output.sum())
+    protection.observe(first, torch.zeros(30))
+    optimizer.zero_grad()
+    mse_loss(model(second), torch.zeros(20, 1, dtype=torch.float64)).backward()
+    optimizer.step()  # makes the projector, whose anchor is where the weights were
+    start = protection._projection.reference[0].numbers.clone()
+    for _ in range(30):
+        optimizer.zero_grad()
+        mse_loss(model(second), torch.ones(20, 1, dtype=torch.float64)).backward()
+        optimizer.step()
+    now = model.weight.detach().clone()
+    protection.observe(second, torch.zeros(20))
+    protection.refresh()
+    H_old, H_more = first.T @ first, second.T @ second
+    expected = torch.linalg.solve(H_old + H_more, (start @ H_old + now @ H_more).T).T
+    tolerance = 2e-3 * float((now - start).abs().max())
+    torch.testing.assert_close(protection._projection.reference[0].numbers, expected, rtol=0, atol=tolerance)
+
+
+def test_tension_and_relaxation_are_products_with_h_and_its_inverse():
+    model = network(torch.float64)
+    memory = so.LayerMemory(50, rule=so.Pull(3.0, damping=0.1))
+    protection = so.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=memory)
+    protection.remember([data(1, dtype=torch.float64)])
+    projector = protection.projector
+    p = protection.parameters.p
+    H = torch.stack([tension(projector, e) for e in torch.eye(p, dtype=torch.float64)])
+    torch.testing.assert_close(H, H.T, atol=1e-9, rtol=1e-6)
+    A = torch.stack([projector.protected_part_(e, 0.7) for e in torch.eye(p, dtype=torch.float64)])
+    torch.testing.assert_close(A, torch.linalg.solve(torch.eye(p, dtype=torch.float64) + 0.7 * H, 0.7 * H))
+    D = torch.randn(p, dtype=torch.float64)
+    y = H @ D
+    found = relaxed(projector, y.clone())
+    assert (H @ found - y).norm() < 0.02 * y.norm()
+    assert torch.equal(relaxed(projector, torch.zeros(p, dtype=torch.float64)), torch.zeros(p, dtype=torch.float64))
+
+
+def test_observing_a_new_stream_at_every_step_keeps_the_old_promise():
+    z, labels = data(2)
+
+    def observe(protection, i):
+        rows = slice((i * 4) % 40, (i * 4) % 40 + 4)
+        protection.observe(z[rows], labels[rows])
+
+    assert forgotten(observe) < 1.2 * forgotten()
