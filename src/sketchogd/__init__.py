@@ -13,6 +13,7 @@ are `lab` (data, streams, methods, runs, records, pages), `paper` (SketchOGD's p
 """
 
 from . import distributed, theory
+from .coverage import Coverage
 from .errors import NonFiniteError, ProtectionError, ProtectionWarning, StorageError
 from .ledger import Ledger
 from .memory import GradientMemory, LayerMemory, LayerSketch, Memory
@@ -53,6 +54,7 @@ __all__ = [
     "AllRows",
     "BasisProjector",
     "BlocksProjector",
+    "Coverage",
     "FrequentDirections",
     "Gaussian",
     "GradientMemory",

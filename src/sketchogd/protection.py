@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from .coverage import Coverage
 from .distributed.team import Batch, Team
 from .errors import ProtectionError
 from .ledger import Held, Ledger
@@ -228,6 +229,11 @@ class Protection:
     def ledger(self) -> Ledger:
         """Every tensor kept between steps, with its bytes; with several processes, in this one."""
         return Ledger.of(self.held())
+
+    def coverage(self) -> Coverage:
+        """How each parameter of the model is protected: by a layer, by a sketch of gradients, or not, and why."""
+        memory = self.memory
+        return Coverage.of(self.parameters.model, self.parameters.tensors, memory.coverage(), memory.examples)
 
     def held(self) -> Iterator[Held]:
         """What the ledger lists; a copy of the weights that will be needed is among it from the start."""

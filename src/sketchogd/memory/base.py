@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from ..coverage import Covered
 from ..ledger import Held
 from ..model.batches import Output
 from ..model.parameters import ProtectedParameters
@@ -52,6 +53,10 @@ class Memory(ABC):
     @abstractmethod
     def observe(self, inputs: Any, targets: Any) -> None:
         """Remember a batch: all of it, or, when an error is raised, nothing."""
+
+    @abstractmethod
+    def coverage(self) -> Iterator[Covered]:
+        """How each protected parameter is protected; one that is not yielded is not protected."""
 
     @abstractmethod
     def end_task(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..coverage import Covered
 from ..errors import StorageError
 from ..ledger import Held
 from ..model.batches import Output, batch_size, true_logit
@@ -145,6 +146,12 @@ class GradientMemory(Memory):
                 block.sketch.observe(rows[:, block.place])
             del rows  # or it would stay while the next chunk is made
         self.examples += batch_size(inputs)
+
+    def coverage(self) -> Iterator[Covered]:
+        """See `Memory`."""
+        seen = any(block.sketch.count > 0 for block in self.parts)
+        for tensor in self.parameters.tensors:
+            yield Covered(tensor, f"gradients, {self.sketch!r}", seen)
 
     def end_task(self) -> None:
         """See `Memory`."""

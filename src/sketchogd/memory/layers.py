@@ -6,14 +6,18 @@ Kronecker-factored Laplace approximation (Ritter, Botev, Barber 2018) for old ta
 sensitivities (the gradient of every logit with respect to the layer's output), λ eigenvalues, V eigenvectors.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..errors import StorageError
+from ..coverage import Covered
+from ..errors import ProtectionWarning, StorageError
 from ..ledger import Held
 from ..model.batches import Output, batch_size, every_logit, logits_of
+from ..model.layers import TRANSPOSED
 from ..model.parameters import ProtectedParameters
 from ..model.sensitivities import Reading, sign_rows
 from ..projector.layers import LayerPlace, LayersProjector
@@ -149,6 +153,8 @@ class LayerMemory(Memory):
         if self.output is every_logit:
             logits = reading.logits[0].numel()
             scalars = next(sign_rows(reading.logits.detach(), 1, derive_seed(seed, "rest")))
+        if self.examples == 0:
+            self._warn_of_unseen(reading)
         commit = self.curvature.stage(self.factors, reading)
         if self.others is not None:
             # These come first: a single chunk is checked by its sketch, and nothing else has changed by then.
@@ -156,6 +162,37 @@ class LayerMemory(Memory):
         commit()
         self.logits = logits
         self.examples += batch_size(inputs)
+
+    def _warn_of_unseen(self, reading: Reading) -> None:
+        """Warn of layers whose weights move the outputs, but not by a call that was recorded."""
+        used = {use.layer.name for use in reading.uses}
+        unseen = [factors.layer for name, factors in self.factors.items() if name not in used]
+        if not unseen or not reading.outputs.requires_grad:
+            return
+        signs = next(sign_rows(reading.outputs.detach(), 1, self.seed))
+        weights = [layer.weight for layer in unseen]
+        found = torch.autograd.grad(reading.outputs, weights, signs, retain_graph=True, allow_unused=True)
+        names = [layer.name for layer, g in zip(unseen, found, strict=True) if g is not None and bool((g != 0).any())]
+        if names:
+            warnings.warn(
+                f"outputs depend on the weights of {', '.join(map(repr, names))}, which are not used as they are (they "
+                "are masked, scaled or otherwise transformed first), so a layer memory sees nothing of them: they are "
+                "NOT PROTECTED. Use a parametrization (torch.nn.utils.parametrize), whose parameters get a sketch of "
+                "their gradients, or memory=so.ProductSketch(rank)",
+                ProtectionWarning,
+                stacklevel=5,
+            )
+
+    def coverage(self) -> Iterator[Covered]:
+        """See `Memory`."""
+        for name, factors in self.factors.items():
+            seen = factors.trace > 0
+            for tensor in (factors.layer.weight, factors.layer.bias):
+                if tensor is not None:
+                    yield Covered(tensor, f"layer {name!r}, {self.curvature.name}", seen)
+        if self.others is not None:
+            for tensor in self.others.parameters.tensors:
+                yield Covered(tensor, f"gradients, {self.others.sketch!r}", self.others.sketch.count > 0)
 
     def end_task(self) -> None:
         """See `Memory`."""
@@ -195,7 +232,7 @@ class LayerMemory(Memory):
         for name, factors in self.factors.items():
             layer, spectra = factors.layer, self.curvature.spectra(factors)
             bias = None if layer.bias is None else index[id(layer.bias)]
-            places[name] = LayerPlace(index[id(layer.weight)], bias, layer.kind == "embedding")
+            places[name] = LayerPlace(index[id(layer.weight)], bias, layer.kind in TRANSPOSED)
             if spectra is not None:
                 layers[name] = self.rule.on_layer(spectra, self.weight)
         others = None if self.others is None else self.others.projector(self.rule, self.weight)

@@ -28,7 +28,7 @@ from .batches import (
     per_example,
     true_logit,
 )
-from .layers import find_layers, patches, record
+from .layers import TRANSPOSED, find_layers, patches, record
 from .parameters import ProtectedParameters, Selection
 
 WORTHWHILE_CHUNK = 64
@@ -132,7 +132,7 @@ class GradientSignals:
         covered = sum(
             layer.weight.numel() + (layer.bias.numel() if layer.bias is not None else 0) for layer in self.layers
         )
-        if covered == self.parameters.p and all(layer.kind != "embedding" for layer in self.layers):
+        if covered == self.parameters.p and all(layer.kind not in TRANSPOSED for layer in self.layers):
             found = _fast(self, x, y)
             if found is not None and _agree(found, expected, self.parameters):
                 return "fast"

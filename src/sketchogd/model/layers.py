@@ -19,12 +19,16 @@ from torch.overrides import TorchFunctionMode
 
 from .parameters import ProtectedParameters
 
+TRANSPOSED = ("embedding", "conv1d of transformers")
+"""Kinds of layers whose weight is stored as (fan-in, fan-out)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Layer:
     """A protected weight (fan-out, fan-in) and its bias, if that is protected, as the weight of one more input of 1.
 
-    For an Embedding the fan-in is the number of tokens, and the weight is stored as (fan-in, fan-out).
+    For an Embedding the fan-in is the number of tokens. The weights of embeddings and of the Conv1D of transformers
+    (GPT-2's linear layer) are stored as (fan-in, fan-out).
     """
 
     name: str
@@ -67,9 +71,10 @@ def find_layers(parameters: ProtectedParameters) -> list[Layer]:
             if weight is None or id(weight) not in names:
                 continue
             fan_out, fan_in = len(weight), weight[0].numel()
-            if kind == "embedding":
+            if kind in TRANSPOSED:
                 fan_out, fan_in = fan_in, fan_out
-            name = names[id(weight)].removesuffix("weight").rstrip("._")
+            name = names[id(weight)].removesuffix("weight")
+            name = name[:-1] if name else name  # the dot, or the underscore of "in_proj_weight"
             layer = Layer(name, kind, weight, bias if id(bias) in names else None, fan_in, fan_out)
             previous = found.setdefault(id(weight), layer)
             if (previous.kind, previous.bias) != (layer.kind, layer.bias):
@@ -87,6 +92,8 @@ def _weights_of(module: nn.Module) -> Iterable[tuple[str, str, str]]:
         yield "conv", "weight", "bias"
     elif isinstance(module, nn.Embedding):
         yield "embedding", "weight", ""
+    elif type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
+        yield "conv1d of transformers", "weight", "bias"
     elif isinstance(module, nn.MultiheadAttention):
         yield "linear", "in_proj_weight", "in_proj_bias"
         for part in "qkv":
@@ -158,11 +165,16 @@ def _read_embedding(
     return input, weight, {"padding": None if padding_idx is None else padding_idx % len(weight)}
 
 
+def _read_addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **_: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    return mat1, mat2, {}
+
+
 _READERS: dict[Any, Callable[..., tuple[Tensor, Tensor, dict[str, Any]]]] = {
     F.linear: _read_linear,
     F.conv1d: _read_conv,
     F.conv2d: _read_conv,
     F.embedding: _read_embedding,
+    torch.addmm: _read_addmm,
 }
 
 
@@ -234,7 +246,7 @@ def input_rows(use: Use, dtype: torch.dtype) -> Tensor:
         tokens = use.input.reshape(len(use.input), -1)
         counts = torch.zeros(len(tokens), layer.fan_in, dtype=dtype, device=tokens.device)
         return counts.scatter_add_(1, tokens, torch.ones_like(tokens, dtype=dtype))
-    rows = (use.input if layer.kind == "linear" else patches(use.input, **use.options)).reshape(-1, layer.fan_in)
+    rows = (patches(use.input, **use.options) if layer.kind == "conv" else use.input).reshape(-1, layer.fan_in)
     if layer.bias is None:
         return rows.to(dtype)
     out = torch.ones(len(rows), layer.width, dtype=dtype, device=rows.device)

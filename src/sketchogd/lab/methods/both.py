@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sketchogd.coverage import Covered
 from sketchogd.errors import NonFiniteError, StorageError
 from sketchogd.ledger import Held
 from sketchogd.memory import GradientMemory, LayerMemory, Memory
@@ -88,6 +89,11 @@ class Both(Memory):
         self.layers.observe(inputs, targets)
         self.gradients.observe(inputs, targets)
         self.examples = self.layers.examples
+
+    def coverage(self) -> Iterator[Covered]:
+        """See `Memory`; every parameter is in both."""
+        for _, memory in self._parts():
+            yield from memory.coverage()
 
     def end_task(self) -> None:
         """See `Memory`."""
