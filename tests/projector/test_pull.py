@@ -23,12 +23,15 @@ def test_a_pull_is_one_implicit_step(outputs, unseen):
     U = None if outputs is None else orthonormal(outputs, 5, 1)
     d = None if outputs is None else torch.linspace(2.0, 0.2, outputs, dtype=torch.float64)
     everywhere, weight, travelled = (0.0 if U is None else 0.3), 0.7, 1.9
-    layer = PullingLayer(LayerSpectra(V, a, U, d, 1.0, unseen), weight, everywhere)
+    tail = 0.0 if U is None else 0.2  # the mean sensitivity outside of U
+    layer = PullingLayer(LayerSpectra(V, a, U, d, 1.0, unseen, tail), weight, everywhere)
     v = torch.randn(5, 7, dtype=torch.float64)
     W, bias = v[:, :-1].clone(), v[:, -1].clone()
     layer.protected_part_(W, bias, travelled)
     found = v - torch.cat([W, bias[:, None]], 1)
-    D = torch.eye(5, dtype=torch.float64) if U is None else U.T @ torch.diag(d) @ U + everywhere * torch.eye(5).double()
+    D = eye = torch.eye(5, dtype=torch.float64)
+    if U is not None:
+        D = U.T @ torch.diag(d) @ U + everywhere * eye + tail * (eye - U.T @ U)
     M = V.T @ torch.diag(a - unseen) @ V + unseen * torch.eye(7, dtype=torch.float64)
     system = torch.eye(35, dtype=torch.float64) + travelled * weight * torch.kron(D, M)
     torch.testing.assert_close(found.flatten(), torch.linalg.solve(system, v.flatten()))

@@ -36,6 +36,12 @@ def test_a_gradient_memory_has_every_rule_and_says_so_in_files(rule):
     assert repr(rule).split("(")[0] in repr(so.LayerMemory(4, rule=rule))
 
 
+def test_a_pull_says_how_its_anchor_is_kept_and_others_have_none():
+    assert so.Pull(anchor_dtype="int8").anchor.dtype == "int8"
+    assert so.Pull().anchor.dtype is None
+    assert so.Project().anchor is so.Shrink(0.1).anchor is None
+
+
 def test_layer_sketch_is_the_old_name():
     assert so.LayerSketch is so.LayerMemory
 
