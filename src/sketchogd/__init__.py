@@ -10,6 +10,10 @@ Data passes the folders in this order: `model` (what is read off a network), `sk
 `linalg`), `memory` (which rows go into which sketches), `projector` (what training applies to an update), `optimizer`
 (applying it), `storage` (files). `distributed` is for several processes, `theory` for the analysis. Beside the library
 are `lab` (data, streams, methods, runs, records, pages), `paper` (SketchOGD's publication) and `cli`.
+
+* `protect`: builds a `Protection` (`protection`), which takes a batch through these folders
+* `budget`: from bytes to a memory; `ledger`: every tensor kept, with its bytes
+* `seeds`, `errors`: random numbers from a seed alone; what is raised and warned of
 """
 
 from . import distributed, theory

@@ -3,10 +3,10 @@
 * `columns`: which columns of a sketch this process holds
 * `testmatrix`: random test matrices, generated from a seed
 * `base`: the interface of a sketch
+* `scaling`: scaling by powers of four, so that squares of rows do not overflow
 * `additive`: sketches that add up over processes
 * `factored`: sketches that store their basis in place of their rows
 * `linear`: the paper's three sketches, SketchOGD-1, -2 and -3
-* `scaling`: scaling by powers of four, so that squares of rows do not overflow
 * `moment`: the exact second moment, for short rows
 * `rows`: all rows (OGD) or a uniform sample of them (RandomOGD)
 * `pca`: principal components of a sample of each task (PCA-OGD)
