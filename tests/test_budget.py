@@ -143,3 +143,43 @@ def test_a_budget_that_is_too_small_says_how_much_is_needed():
     so.protect(model, optimizer, budget=needed).detach()
     with pytest.raises(ValueError, match="copy of the weights"):
         so.protect(model, optimizer, budget="1KB", every=50)
+
+
+def test_a_budget_may_be_a_share_of_the_model():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    whole = sum(p.numel() * 4 for p in model.parameters())
+    protection = so.protect(model, optimizer, budget="40%", every=1)
+    assert 0.3 * whole < protection.ledger().nbytes <= 0.4 * whole
+    protection.detach()
+    assert so.protect(model, optimizer, budget="400%").ledger().nbytes > whole
+    for wrong in ("0%", "-3%", "x%"):
+        with pytest.raises(ValueError, match="budget"):
+            memory_for(wrong, ProtectedParameters(model), 1, 0)
+
+
+def test_a_budget_takes_a_strength():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    protection = so.protect(model, optimizer, budget="2MB", strength=7.0)
+    assert protection.memory.rule == so.Pull(7.0)
+    protection.detach()
+    with pytest.raises(ValueError, match="budget="):
+        so.protect(model, optimizer, memory=so.LayerMemory(4), strength=7.0)
+    with pytest.raises(ValueError, match="anchor"):
+        so.protect(model, optimizer, budget=120_000, strength=7.0)
+
+
+def test_images_with_channels_last_are_remembered():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64, 2))
+    x = torch.randn(5, 3, 6, 6)
+    found = []
+    for images in (x, x.to(memory_format=torch.channels_last)):
+        for curvature in ("traces", "positions"):
+            memory = so.LayerMemory(8, curvature=curvature)
+            memory.bind(ProtectedParameters(model), None)
+            memory.observe(images, None)
+            found.append(memory.factors["0"].inputs.spectrum()[0])
+    torch.testing.assert_close(found[0], found[2])
+    torch.testing.assert_close(found[1], found[3])

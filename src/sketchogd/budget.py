@@ -20,14 +20,17 @@ SMALLEST_RANK = 4
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
-def parse_bytes(budget: str | int) -> int:
-    """A number of bytes from 2_000_000, "2MB" (10⁶ bytes) or "2MiB" (2²⁰ bytes).
+def parse_bytes(budget: str | int, whole: int | None = None) -> int:
+    """A number of bytes from 2_000_000, "2MB" (10⁶ bytes) or "2MiB" (2²⁰ bytes), or "25%" of `whole` bytes.
 
-    >>> parse_bytes("2MB"), parse_bytes("0.5 GiB"), parse_bytes(4096)
-    (2000000, 536870912, 4096)
+    >>> parse_bytes("2MB"), parse_bytes("0.5 GiB"), parse_bytes(4096), parse_bytes("25%", 4000)
+    (2000000, 536870912, 4096, 1000)
     """
     if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
         return budget
+    share = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", budget) if isinstance(budget, str) else None
+    if share is not None and whole is not None and float(share[1]) > 0:
+        return int(float(share[1]) / 100 * whole)
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", budget) if isinstance(budget, str) else None
     if match is None or match[2].lower() not in _UNITS or float(match[1]) <= 0:
         raise ValueError(f'a budget is a positive number of bytes or a text such as "2MB" or "512KiB"; got {budget!r}')
@@ -89,7 +92,12 @@ def anchor_for(nbytes: int, copies: Sequence[int]) -> int:
 
 
 def memory_for(
-    budget: str | int, parameters: ProtectedParameters, every: int, seed: int, corrections: bool = False
+    budget: str | int,
+    parameters: ProtectedParameters,
+    every: int,
+    seed: int,
+    corrections: bool = False,
+    strength: float | None = None,
 ) -> Choice:
     """The memory that makes the most of a budget, in which a copy of the weights is counted where one is kept.
 
@@ -97,23 +105,29 @@ def memory_for(
     sketch of the gradients that `theory.recommend` names for `theory.typical_spectrum`, there being no gradients yet.
 
     Args:
-        budget: bytes, or a text such as "2MB".
+        budget: bytes, or a text such as "2MB" or "25%" (of the bytes of the protected parameters).
         parameters: the protected parameters.
         every: optimizer steps between two projections; more than one needs a copy of the weights.
         seed: for the memory.
+        strength: of the pull; None for the usual one.
         corrections: whether a pull keeps corrections of gradients beside the anchor (`optimizer.joint`).
 
     Raises:
         ValueError: the budget is too small; the message says how many bytes are needed.
     """
-    nbytes = parse_bytes(budget)
+    tensors = [local(t) for t in parameters.tensors]
+    nbytes = parse_bytes(budget, int(parameters.columns.largest(copies_nbytes(tensors))))
     layers = find_layers(parameters) if isinstance(parameters.columns, Whole) else []  # only gradients are split
     in_layers = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in layers)
-    tensors = [local(t) for t in parameters.tensors]
     full, rounded = (int(parameters.columns.largest(copies_nbytes(tensors, a))) for a in (FULL, Anchor("int8")))
     times = 2 if corrections else 1
     copies = (times * full, times * rounded, full if every > 1 else 0)
     if 2 * in_layers < parameters.p:
+        if strength is not None:
+            raise ValueError(
+                "strength= is for a layer memory, and most parameters of this model belong to no layer; give memory= "
+                "with the rule, such as so.GradientMemory(sketch, strength=2.0)"
+            )
         rank = _rank(nbytes, parameters, lambda k: GradientMemory(ProductSketch(k)), copies[2], parameters.p)
         # In rows, not bytes: without a stored test matrix every sketch takes the bytes of its rows, and they count.
         advice = recommend(typical_spectrum(), vectors=rank, d=parameters.p)
@@ -126,12 +140,18 @@ def memory_for(
     anchor = anchor_for(nbytes, copies)
 
     def memory(rank: int) -> LayerMemory:
-        return LayerMemory(rank, **ANCHORS[anchor], seed=seed)
+        own = ANCHORS[anchor]
+        return LayerMemory(rank, **own, strength=None if "ridge" in own else strength, seed=seed)
 
     # Sketches of the smallest rank may still be too large beside this anchor; the last kind is the smallest of all.
     last = 1 if every > 1 else 2
     while anchor < last and memory(min(SMALLEST_RANK, max(widths))).cost(parameters) + copies[anchor] > nbytes:
         anchor += 1
+    if strength is not None and "ridge" in ANCHORS[anchor]:
+        raise ValueError(
+            f"strength= is for a pull to an anchor, for which a budget of {nbytes:,} bytes is too small: the anchor "
+            f"alone takes {copies[1]:,} bytes. Raise the budget, or leave strength= out for a projection of inputs"
+        )
     rank = _rank(nbytes, parameters, memory, copies[anchor], max(widths))
     return Choice(
         memory(rank),

@@ -30,6 +30,7 @@ def protect(
     seed: int = 0,
     group: "ProcessGroup | None" = None,
     shard: bool = False,
+    strength: float | None = None,
 ) -> "Protection":
     """Protect what a model has learned: from now on every step of the optimizer spares what was remembered.
 
@@ -38,7 +39,8 @@ def protect(
     Args:
         model: the model; it may be wrapped by DDP, FSDP2 or torch.compile.
         optimizer: any torch optimizer that holds the parameters to protect.
-        budget: "2MB", or bytes: the best memory that fits, all bytes counted.
+        budget: "2MB", "25%" (of the bytes of the protected parameters), or bytes: the best memory that fits, all bytes
+            counted.
         memory: in place of a budget a `LayerMemory`, a `GradientMemory`, or a sketch, which means a gradient memory.
         parameters: what is protected, by default all parameters that require gradients.
         output: the scalar of an example that must not change; by default the true logit for gradient memories and
@@ -48,6 +50,7 @@ def protect(
         group: the process group, for models that are neither DDP nor FSDP2.
         shard: split a gradient sketch over the processes, each keeping p / R of its columns; a budget is then that of
             one process.
+        strength: with a budget, the weight of what is remembered against the new loss (`Pull`); a memory has its own.
 
     >>> import torch, sketchogd as so
     >>> model = nn.Linear(4, 2)
@@ -58,6 +61,10 @@ def protect(
     """
     if (budget is None) == (memory is None):
         raise ValueError('give exactly one of budget= (such as "2MB") and memory= (such as so.LayerMemory(rank=200))')
+    if strength is not None and memory is not None:
+        raise ValueError(
+            "strength= goes with budget=; a memory has its own: so.LayerMemory(rank, rule=so.Pull(strength))"
+        )
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every is the number of steps between projections, at least 1; got {every!r}")
     inner, group = _unwrapped(model, group)
@@ -67,7 +74,7 @@ def protect(
     if memory is None:
         assert budget is not None
         corrections = every > 1 and not pulls_updates(optimizer, chosen)
-        memory, reason = memory_for(budget, chosen, every, seed, corrections)
+        memory, reason = memory_for(budget, chosen, every, seed, corrections, strength)
     elif isinstance(memory, Sketch):
         memory = GradientMemory(memory)
     elif not isinstance(memory, Memory):

@@ -110,7 +110,7 @@ class Product:
         has_bias = use.layer.bias is not None
         Z = convolve(x, W, omega[:, -1].contiguous() if has_bias else None, **options)
         gradient = weight_gradient(x, W.shape, Z, **options)
-        self.total[:, :fan_in] += gradient.view(groups, k, fan_in).sum(0)
+        self.total[:, :fan_in] += gradient.reshape(groups, k, fan_in).sum(0)
         rows = groups * Z.shape[0] * math.prod(Z.shape[2:])
         if has_bias:
             self.total[:, -1] += Z.flatten(2).sum((0, 2)).view(groups, k).sum(0)

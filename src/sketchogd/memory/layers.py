@@ -246,7 +246,8 @@ class LayerMemory(Memory):
         The mean square change of a task's logits then weighs 1, and every task as much as any other; where no task was
         ever ended, all examples are one.
         """
-        return max(1, self.tasks) / (max(1, self.logits) * max(1, self.examples))
+        logits = max(1, self.logits) if self.outputs else 1  # of inputs alone no logit enters
+        return max(1, self.tasks) / (logits * max(1, self.examples))
 
     def sensitivity(self) -> None:
         """None: `theory.layer_change_bound` is in terms of what the optimizer proposed, and counts unseen pairs."""
