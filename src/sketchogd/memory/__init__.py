@@ -4,7 +4,8 @@
 * `state`: loading a sketch's part of a state, and describing a sketch in numbers
 * `blocks`, `gradients`: the paper's memory, a sketch of per-example gradients
 * `factors`, `others`, `layout`: the two factors of a layer, the parameters of no layer, and which sketches there are
-* `layer_products`: what these sketches add for a batch, without writing rows down
+* `curvature`: which two factors a layer memory keeps
+* `traces`, `layer_products`: what a batch adds to these sketches, by partial traces and by single positions
 * `layers`: the layer memory
 """
 
