@@ -1,8 +1,10 @@
 """Which two factors a layer memory keeps of a layer's block of Σ vec(G) vec(G)ᵀ, and what a batch adds to them.
 
-* `PartialTraces`: M_a = Σ Gᵀ G and M_δ = Σ G Gᵀ (`traces`); the block is taken as M_δ ⊗ M_a / Tr M_a.
-* `SinglePositions`: M_a = Σ a aᵀ and M_δ = Σ δ δᵀ over single positions (`layer_products`); the block is taken as
-  M_δ ⊗ M_a over the number of positions, which is too little where a weight is used at several positions of an example.
+* `PartialTraces`: M_a = Σ Gᵀ G and M_δ = Σ G Gᵀ (`traces`), the factors of Shampoo (Gupta et al. 2018) for each output;
+  the block is taken as M_δ ⊗ M_a / Tr M_a.
+* `SinglePositions`: M_a = Σ a aᵀ and M_δ = Σ δ δᵀ over single positions (`layer_products`), the factors of K-FAC
+  (Martens, Grosse 2015); the block is taken as M_δ ⊗ M_a over the number of positions, which is too little where a
+  weight is used at several positions of an example.
 
 What a batch adds is computed first and added when nothing can fail any more.
 """

@@ -1,9 +1,11 @@
 """The layer memory: for each layer one sketch of its inputs and one of its output sensitivities.
 
-The gradient of an output with respect to a layer's weight is δ aᵀ, so the block of G Gᵀ that belongs to the layer is
-E[(δ δᵀ) ⊗ (a aᵀ)]. It is approximated by E[δ δᵀ] ⊗ E[a aᵀ], as K-FAC (Martens, Grosse 2015) does for curvature and the
-Kronecker-factored Laplace approximation (Ritter, Botev, Barber 2018) for old tasks. Letters: a input rows, δ
-sensitivities (the gradient of every logit with respect to the layer's output), λ eigenvalues, V eigenvectors.
+The gradient of an output with respect to a layer's weight is G = Σ_t δ_t a_tᵀ over the positions t that use it. The
+layer's block of Σ vec(G) vec(G)ᵀ is approximated by a Kronecker product of two factors (`curvature`), as K-FAC
+(Martens, Grosse 2015; for shared weights Eschenhagen et al. 2023) does for curvature and the Kronecker-factored Laplace
+approximation (Ritter, Botev, Barber 2018) for old tasks. EK-FAC (George et al. 2018) measures eigenvalues anew in the
+eigenbasis of the factors; here they are products. Letters: a input rows, δ sensitivities (the gradient of every logit
+with respect to the layer's output), λ eigenvalues, V eigenvectors.
 """
 
 import warnings

@@ -2,7 +2,8 @@
 
 A pull stands for the penalty ½ Dᵀ H D on the displacement D from the anchor. Training should rest where the joint
 gradient g + H D is zero. No pull after the step brings a preconditioned optimizer there: it rests where P g balances
-s H D, P being its preconditioner. So the gradient itself is changed before the step,
+s H D, P being its preconditioner. Natural continual learning (Kao et al. 2021) makes such curvature the preconditioner
+itself; here the optimizer keeps its own. So the gradient itself is changed before the step,
 
     g ← (I + s H)⁻¹ (g + H D) = g + A (D − s g) / s    with A = s H (I + s H)⁻¹,
 

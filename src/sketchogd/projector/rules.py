@@ -92,7 +92,7 @@ class Project(Rule):
 
 @dataclass(frozen=True)
 class Shrink(Rule):
-    """Soft: each update is shrunk once, α = λ / (λ + ridge · mean λ).
+    """Soft: each update is shrunk once, α = λ / (λ + ridge · mean λ), as SGP (Saha, Roy 2023) scales GPM's projection.
 
     Args:
         ridge: 0 is hard, larger is softer.
