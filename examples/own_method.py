@@ -8,12 +8,12 @@ class PullBack(Learner):
     def __init__(self, model, strength):
         self.model, self.strength, self.anchors = model, strength, {}
 
-    def before_step(self, inputs, targets, group=0):
+    def before_step(self, inputs, targets, head=0):
         for name, anchor in self.anchors.items():
             weight = self.model.get_parameter(name)
             weight.grad.add_(weight.detach() - anchor, alpha=self.strength)
 
-    def end_task(self, inputs, targets, group=0):
+    def end_task(self, inputs, targets, head=0):
         self.anchors = {name: w.detach().clone() for name, w in self.model.named_parameters()}
 
     def tensors(self):

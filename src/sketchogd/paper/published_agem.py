@@ -37,7 +37,7 @@ class PublishedAGEM(AGEM):
         super().__init__(model, loss, per_task, batch, seed=seed)
         self.body = ProtectedParameters(model, protected)
 
-    def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def before_step(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Project the gradients of all but the heads, and drop those of the heads."""
         if not len(self.store):
             return

@@ -22,7 +22,7 @@ class GradientProjected(Learner):
         learner.protection.detach()  # the optimizer's own update is not projected
 
     @torch.no_grad()
-    def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def before_step(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Project the gradients."""
         projector, parameters = self.learner.protection.projector, self.learner.protection.parameters
         if projector is None or projector.empty:
@@ -35,9 +35,9 @@ class GradientProjected(Learner):
             else:
                 t.grad -= piece
 
-    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def end_task(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """See `Protected`."""
-        self.learner.end_task(inputs, targets, group)
+        self.learner.end_task(inputs, targets, head)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Protected`."""

@@ -1,7 +1,6 @@
 """The interface of a learner, the object behind a method: what it does around a step and after a task, what it keeps.
 
-`group` names examples that must go through the model together, such as those of one output head; models with a single
-head need only group 0. `p` trained parameters.
+`head` is the output head that examples go through; models with a single head have only head 0. `p` trained parameters.
 """
 
 from abc import ABC, abstractmethod
@@ -13,13 +12,13 @@ import numpy as np
 from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor, int], Tensor]
-"""The mean training loss of a batch, loss(inputs, targets, group): a scalar with a graph to the parameters."""
+"""The mean training loss of a batch, loss(inputs, targets, head): a scalar with a graph to the parameters."""
 
 
 class Learner(ABC):
     """A method at work on one model. The hooks around a step do nothing unless a method needs them."""
 
-    def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:  # noqa: B027 - a hook
+    def before_step(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:  # noqa: B027 - a hook
         """Run after `backward` on this batch and before the optimizer's step; may change `.grad`."""
 
     def after_step(self) -> None:  # noqa: B027 - a hook
@@ -42,7 +41,7 @@ class Learner(ABC):
         return nullcontext()
 
     @abstractmethod
-    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def end_task(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Take what must be kept from the data of the task just trained; inputs (n, …), targets (n,)."""
 
     @abstractmethod

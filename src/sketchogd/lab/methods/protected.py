@@ -20,7 +20,7 @@ ROWS_AT_ONCE = 500
 class Nothing(Learner):
     """Plain training. Keeps nothing: 0 bytes."""
 
-    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def end_task(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Keep nothing."""
 
     def tensors(self) -> dict[str, Tensor]:
@@ -77,7 +77,7 @@ class Protected(Learner):
         """See `Learner`."""
         return self.protection.joint(steps, more)
 
-    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def end_task(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Remember the task, or a random part of it."""
         if self.examples is not None and self.examples < len(targets):
             generator = torch.Generator().manual_seed(derive_seed(self.seed, "remembered", self.tasks))

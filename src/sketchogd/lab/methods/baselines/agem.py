@@ -42,17 +42,17 @@ class AGEM(Learner):
         self.store = ExampleStore(seed)
         self.tasks = 0
 
-    def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def before_step(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Project the gradients in `.grad`."""
         if len(self.store):
             reference, _ = self.store.gradient(self.batch, self.loss, self.parameters)
             project_on_half_space_(self.parameters, reference)
 
-    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def end_task(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Keep `per_task` random examples of the task."""
         rows = torch.randperm(len(targets), generator=self.store.generator("task", self.tasks))[: self.per_task]
         rows = rows.to(inputs.device)
-        self.store.append(inputs[rows], targets[rows], group)
+        self.store.append(inputs[rows], targets[rows], head)
         self.tasks += 1
 
     def tensors(self) -> dict[str, Tensor]:

@@ -61,7 +61,7 @@ class EWC(Learner):
         return self.strength / 2 * (self.fisher * (self.parameters.flatten() - self.anchor).square()).sum()
 
     @torch.no_grad()
-    def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def before_step(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Add the gradient of the penalty, λ A (θ − m), to `.grad`."""
         if self.tasks == 0:
             return
@@ -69,7 +69,7 @@ class EWC(Learner):
         for t, piece in zip(self.parameters.tensors, self.parameters.unflatten(pull), strict=True):
             t.grad = piece.to(t.dtype).clone() if t.grad is None else t.grad.add_(piece)
 
-    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def end_task(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Add the task's Fisher diagonal at the current weights."""
         if self.samples is not None and self.samples < len(inputs):
             generator = torch.Generator().manual_seed(derive_seed(self.seed, "fisher", self.tasks))

@@ -32,20 +32,20 @@ class ExampleStore:
         """The generator for one purpose, newly seeded."""
         return self._generator.manual_seed(derive_seed(self.seed, *what))
 
-    def append(self, inputs: Tensor, targets: Tensor, group: int) -> None:
-        """Add examples of one group."""
+    def append(self, inputs: Tensor, targets: Tensor, head: int) -> None:
+        """Add examples of one head."""
         self._members = {}
         inputs, targets = inputs.detach(), targets.detach()
         self.inputs = inputs.clone() if self.inputs is None else torch.cat([self.inputs, inputs])
         self.targets = targets.clone() if self.targets is None else torch.cat([self.targets, targets])
-        self.groups = torch.cat([self.groups, torch.full((len(targets),), group)])
+        self.groups = torch.cat([self.groups, torch.full((len(targets),), head)])
 
-    def replace(self, place: int, example: Tensor, target: Tensor, group: int) -> None:
+    def replace(self, place: int, example: Tensor, target: Tensor, head: int) -> None:
         """Overwrite one example with another."""
         assert self.inputs is not None
         assert self.targets is not None
         self._members = {}
-        self.inputs[place], self.targets[place], self.groups[place] = example, target, group
+        self.inputs[place], self.targets[place], self.groups[place] = example, target, head
 
     def rows(self, size: int) -> Tensor:
         """The indices (size,) of the next draw, without replacement; all n, if `size` is not less than n."""
@@ -62,24 +62,24 @@ class ExampleStore:
                 return rows
 
     def draw(self, size: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """`size` examples without replacement (at most all n), as (inputs, targets, group), one triple per group."""
+        """`size` examples without replacement (at most all n), as (inputs, targets, head), one triple per head."""
         assert self.inputs is not None
         assert self.targets is not None
         if size >= len(self):
             self.draws += 1
             if not self._members:
-                for group in self.groups.unique().tolist():
-                    self._members[group] = (self.groups == group).nonzero().flatten().to(self.inputs.device)
+                for head in self.groups.unique().tolist():
+                    self._members[head] = (self.groups == head).nonzero().flatten().to(self.inputs.device)
             chosen = self._members
         else:
             rows = self.rows(size)
             groups = self.groups[rows]
             chosen = {g: rows[groups == g].to(self.inputs.device) for g in groups.unique().tolist()}
-        for group, members in chosen.items():
-            yield self.inputs.index_select(0, members), self.targets.index_select(0, members), group
+        for head, members in chosen.items():
+            yield self.inputs.index_select(0, members), self.targets.index_select(0, members), head
 
     def mixed(self, size: int) -> tuple[Tensor, Tensor, int]:
-        """`size` examples of any group without replacement, as (inputs, targets), and the group of the first."""
+        """`size` examples of any head without replacement, as (inputs, targets), and the head of the first."""
         assert self.inputs is not None
         assert self.targets is not None
         rows = self.rows(size)
@@ -91,7 +91,7 @@ class ExampleStore:
         batches = list(self.draw(size))
         drawn = sum(len(targets) for _, targets, _ in batches)
         with torch.enable_grad():
-            total = sum(loss(x, y, group) * (len(y) / drawn) for x, y, group in batches)
+            total = sum(loss(x, y, head) * (len(y) / drawn) for x, y, head in batches)
         assert isinstance(total, Tensor)
         return list(torch.autograd.grad(total, parameters, allow_unused=True)), drawn
 
@@ -115,5 +115,5 @@ class ExampleStore:
 
 
 def bytes_of_example(inputs: Tensor, targets: Tensor) -> int:
-    """Bytes of one of these examples in a store: its input, its target and its group."""
+    """Bytes of one of these examples in a store: its input, its target and its head."""
     return inputs[0].numel() * inputs.element_size() + targets[0].numel() * targets.element_size() + 8

@@ -41,7 +41,7 @@ class Replay(Learner):
         self.store = ExampleStore(seed)
         self.seen = 0
 
-    def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def before_step(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Set `.grad` to the gradient of the mean loss over both batches, (n g + m r) / (n + m)."""
         if not len(self.store):
             return
@@ -53,18 +53,18 @@ class Replay(Learner):
             if r is not None:
                 t.grad = r * (m / (n + m)) if t.grad is None else t.grad.add_(r, alpha=m / (n + m))
 
-    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def end_task(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Offer every example of the task to the reservoir once."""
         generator = self.store.generator("reservoir", self.seen)
         uniform = torch.rand(len(targets), generator=generator, dtype=torch.float64)
         room = min(self.capacity - len(self.store), len(targets))
         if room:
-            self.store.append(inputs[:room], targets[:room], group)
+            self.store.append(inputs[:room], targets[:room], head)
         numbers = self.seen + torch.arange(len(targets))
         places = (uniform * (numbers + 1)).long()
         accepted = (places < self.capacity) & (torch.arange(len(targets)) >= room)
         for i in accepted.nonzero().flatten().tolist():
-            self.store.replace(int(places[i]), inputs[i], targets[i], group)
+            self.store.replace(int(places[i]), inputs[i], targets[i], head)
         self.seen += len(targets)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ class SI(Learner):
         return self.strength * (self.importance * (self.parameters.flatten() - self.anchor).square()).sum()
 
     @torch.no_grad()
-    def before_step(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def before_step(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Keep gradient and weights for `after_step`; add the gradient of the penalty, 2 c Ω (θ − θ̃), to `.grad`."""
         weights = self.parameters.flatten()
         gradient = self.parameters.flatten([t.grad for t in self.parameters.tensors])
@@ -66,7 +66,7 @@ class SI(Learner):
         self._before = None
         self.path.addcmul_(gradient, self.parameters.flatten().sub_(weights), value=-1.0)
 
-    def end_task(self, inputs: Tensor, targets: Tensor, group: int = 0) -> None:
+    def end_task(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Turn the path integral into importances; the data is not used."""
         weights = self.parameters.flatten()
         self.importance += (self.path / ((weights - self.anchor).square() + self.damping)).clamp_min(0.0)
