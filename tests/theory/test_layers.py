@@ -221,10 +221,10 @@ def test_kronecker_product_is_close_on_real_gradients(name: str):
 
 
 def test_change_bound_holds_for_a_real_memory():
-    """A `LayerSketch` of low rank on real signals, errors read off its own sketches, proposals aimed at old outputs."""
+    """A `LayerMemory` of low rank on real signals, errors read off its own sketches, proposals aimed at old outputs."""
     model, x, y = trained()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    memory = so.LayerSketch(12, ridge=0.02)
+    memory = so.LayerMemory(12, ridge=0.02, curvature="positions")
     protection = so.protect(model, optimizer, memory=memory)
     protection.observe(x, y)
     protection.refresh()
