@@ -170,8 +170,8 @@ class Protection:
         """The largest ‖A v‖/‖v‖ measured in projected updates v since the last refresh.
 
         For a hard projector it should be zero and is about 1e-7, measured before an update is rounded into the weights.
-        For a soft projector it is the share that is let through, and is not small. In joint mode nothing is removed from
-        updates, and it is 0.
+        For a soft projector it is the share that is let through, and is not small. In joint mode nothing is removed
+        from updates, and it is 0.
         """
         return self._projection.meter.leak
 

@@ -73,8 +73,8 @@ def layer_change_bound(layer: ShrinkingLayer, input_error: float = 0.0, output_e
     For a hard projector, c = max(λδ_1 ε_a, ε_δ λa_1) up to products of ε: this is the price of truncation. If every
     output direction is protected (no `outputs`), the sum is Σ ‖ΔW a‖², the change of the layer's own output.
 
-    It holds for the second moments of single positions (`curvature="positions"`). For partial traces it is no bound: scaled
-    by t, gradients have t⁴ times the product of the factors and t² times the block.
+    It holds for the second moments of single positions (`curvature="positions"`). For partial traces it is no bound:
+    gradients scaled by t have t⁴ times the product of the factors, and t² times the block.
 
     Args:
         layer: The projector of a layer.
