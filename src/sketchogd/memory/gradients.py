@@ -175,7 +175,7 @@ class GradientMemory(Memory):
     def weight(self) -> float:
         """What a square change of an output weighs: tasks over examples.
 
-        Two tasks weigh twice as much as one, whatever their numbers of examples; where no task was ever ended, all
+        Two tasks weigh twice as much as one, and each has the share of its examples; where no task was ever ended, all
         examples are one.
         """
         return max(1, self.tasks) / max(1, self.examples)
