@@ -245,8 +245,8 @@ class LayerMemory(Memory):
     def weight(self) -> float:
         """What a square change of one logit of one example weighs: tasks over (logits · examples).
 
-        The mean square change of a task's logits then weighs 1 where all tasks have equally many examples; otherwise each
-        task has the share of its examples. Where no task was ever ended, all examples are one.
+        The mean square change of a task's logits then weighs 1 where all tasks have equally many examples; otherwise
+        each task has the share of its examples. Where no task was ever ended, all examples are one.
         """
         logits = max(1, self.logits) if self.outputs else 1  # of inputs alone no logit enters
         return max(1, self.tasks) / (logits * max(1, self.examples))
