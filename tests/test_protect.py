@@ -57,7 +57,8 @@ def test_remember_takes_loaders_mappings_and_a_limit():
     assert protection.memory.examples == 34
     protection.remember([{"input": x, "labels": y}])
     assert protection.memory.examples == 58
-    protection.remember([])
+    with pytest.warns(so.ProtectionWarning, match="nothing"):
+        protection.remember([])
     assert protection.memory.examples == 58
     protection.remember(loader.dataset)
     assert protection.memory.examples == 82
@@ -190,3 +191,14 @@ def test_public_names_are_explicit(name):
         G = so.per_example_gradients(model, x, y, output=so.log_likelihood)
         B = protection.projector.basis
         assert (G - G @ B.T @ B).norm() / G.norm() < 0.5
+
+
+@pytest.mark.parametrize("batches", [[], iter(()), (batch for batch in ())])
+def test_remembering_nothing_is_said_aloud_and_ends_no_task(batches):
+    _, _, protection, x, y = setup(memory=so.LayerMemory(8))
+    protection.remember([(x, y)])
+    known = protection.memory.tasks, protection.memory.weight
+    with pytest.warns(so.ProtectionWarning, match="nothing was remembered"):
+        protection.remember(batches)
+    assert (protection.memory.tasks, protection.memory.weight) == known
+    assert protection.projector is not None

@@ -6,6 +6,7 @@ step from batches to the memory goes through a `Team`.
 """
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .coverage import Coverage
 from .distributed.team import Batch, Team
-from .errors import ProtectionError
+from .errors import ProtectionError, ProtectionWarning
 from .ledger import Held, Ledger
 from .memory import Memory
 from .model.batches import Output, batch_size, limited, map_tensors
@@ -80,7 +81,16 @@ class Protection:
         """
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
             batches = DataLoader(batches, batch_size=256)
+        before = self.memory.examples
         self._observe(limited(batches, self._team.limit(batches, examples)), self._outdate)
+        if self.memory.examples == before:
+            warnings.warn(
+                "no examples came, so nothing was remembered: is the loader or generator empty, or used up by "
+                "training? Give a list or a DataLoader, which can be read again",
+                ProtectionWarning,
+                stacklevel=2,
+            )
+            return
         self.memory.end_task()
         self._refresh()
 
