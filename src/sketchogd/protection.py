@@ -7,7 +7,7 @@ step from batches to the memory goes through a `Team`.
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -82,7 +82,7 @@ class Protection:
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
             batches = DataLoader(batches, batch_size=256)
         before = self.memory.examples
-        self._observe(limited(batches, self._team.limit(batches, examples)), self._outdate)
+        self._observe(limited(batches, self._team.limit(batches, examples)))
         if self.memory.examples == before:
             warnings.warn(
                 "no examples came, so nothing was remembered: is the loader or generator empty, or used up by "
@@ -102,13 +102,13 @@ class Protection:
         (`optimizer.anchor`), and observing at every step protects a stream without tasks. With several processes, all
         call it; `observe(None)` brings nothing.
         """
-        self._observe([] if inputs is None else [(inputs, targets)], self._loosen)
+        self._observe([] if inputs is None else [(inputs, targets)])
 
-    def _observe(self, batches: Iterable[Batch], outdate: Callable[[], None]) -> None:
+    def _observe(self, batches: Iterable[Batch]) -> None:
         self.parameters.require_unchanged()
         self.settle()
         placed = (self._placed(inputs, targets) for inputs, targets in batches)
-        self._team.observe(self.memory, placed, outdate)
+        self._team.observe(self.memory, placed, self._outdate)
 
     def _placed(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """A batch on the device of the parameters, checked."""
@@ -119,15 +119,12 @@ class Protection:
             raise ValueError(f"{b} inputs came with {batch_size(targets)} targets; one target an example is needed")
         return inputs, targets
 
-    def _loosen(self) -> None:
-        """Before the memory changes: note the tension of the pull, which the next projector keeps."""
-        if self._projector is not None and not self.memory.lasting:
-            self._projection.loosen(self._projector)
-        self._outdate()
-
     def _outdate(self) -> None:
+        """Before the memory changes: note the tension of the pull, which goes on unless a task ends."""
         self._stale = True
         if not self.memory.lasting:
+            if self._projector is not None:
+                self._projection.loosen(self._projector)
             self._projector = None
 
     def refresh(self) -> None:
@@ -356,7 +353,7 @@ class Protection:
         else:
             meta, tensors = self._team.from_checkpoint(*self._team.read(other))
             memory, _ = restore.contents(meta, tensors, self.parameters, self._output)
-        self._loosen()
+        self._outdate()
         self.memory.merge(memory)
         self.refresh()
 

@@ -225,3 +225,32 @@ def test_the_curvature_is_in_files_and_old_files_have_none():
     assert so.LayerMemory.from_meta({"settings": old.settings()}).curvature.name == "positions"
     with pytest.raises(ValueError, match="curvature"):
         so.LayerMemory(4, curvature="kfac")
+
+
+class Routed(nn.Module):
+    """Every token goes to one of two experts, so that how many rows each sees differs from batch to batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.experts = nn.Embedding(12, 6), nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, tokens):
+        h = self.embed(tokens).view(-1, 6)
+        out = torch.zeros_like(h)
+        for i, expert in enumerate(self.experts):
+            rows = (tokens.flatten() % 2 == i).nonzero().flatten()
+            out = out.index_add(0, rows, torch.tanh(expert(h[rows])))
+        return self.head(out.view(*tokens.shape, 6).mean(1))
+
+
+def test_experts_that_see_other_positions_in_every_batch_are_remembered():
+    torch.manual_seed(0)
+    model = Routed().double()
+    memory = bound(model, so.LayerMemory(20))
+    one_each = torch.tensor([[0, 1], [2, 3], [4, 5], [6, 7]])  # one row per example: told apart
+    memory.observe(one_each, None)
+    memory.observe(torch.tensor([[0, 2], [1, 3], [5, 7], [6, 9]]), None)  # three and five rows: mixed
+    G = weight_gradients(model, memory.factors["experts.0"].layer, one_each)
+    assert memory.factors["experts.0"].trace > float(G.square().sum())
+    assert memory.examples == 8

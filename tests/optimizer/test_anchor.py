@@ -81,6 +81,18 @@ def test_a_refused_batch_moves_no_anchor():
     assert forgotten() < 0.3 * plain()
 
 
+def test_a_remember_that_breaks_off_moves_no_anchor_away():
+    x, y = data(1)
+    bad = torch.full((4, 6), float("nan")), torch.zeros(4, dtype=torch.int64)
+
+    def broken(protection, i):
+        if i % 20 == 10:
+            with pytest.raises(so.NonFiniteError):
+                protection.remember([(x[:4], y[:4]), bad])
+
+    assert forgotten(broken) < 1.5 * forgotten()
+
+
 def test_observing_old_examples_again_keeps_the_old_pull():
     """Without tasks: the weights a batch is observed at must not become what everything is pulled back to."""
     x, y = data(1)

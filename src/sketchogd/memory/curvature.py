@@ -12,6 +12,7 @@ What a batch adds is computed first and added when nothing can fail any more.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -90,12 +91,13 @@ class PartialTraces(Curvature):
     name = "traces"
 
     def __init__(self) -> None:
-        self._orders: dict[tuple[str, ...], list[str]] = {}
+        self._orders: dict[tuple[Any, ...], list[str]] = {}
 
     def stage(self, factors: Factors, reading: Reading) -> Commit:
-        """See `Curvature`; one more backward pass for the first batch, to see which positions belong to an example."""
+        """See `Curvature`; one more backward pass for inputs of a new shape, to see which positions belong together."""
         b = batch_size(reading.inputs)
-        key = tuple(use.layer.name for use in reading.uses)
+        # Experts that see some of the positions see others in every batch, so shapes belong to the key.
+        key = tuple((use.layer.name, len(use.input) / b, use.input.shape[1:]) for use in reading.uses)
         orders = self._orders.get(key)
         if orders is None:
             orders = orders_of_positions(reading.uses, reading.outputs)

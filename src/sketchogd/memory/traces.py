@@ -69,7 +69,7 @@ class TraceSums:
     Args:
         factors: the factors of every layer.
         uses: the uses of the layers in a forward pass.
-        orders: the order of the positions of each use (`model.layers.order_of_positions`).
+        orders: the order of the positions of each use (`model.layers.orders_of_positions`).
         b: the number of examples in the batch.
     """
 
@@ -83,12 +83,7 @@ class TraceSums:
 
     def add(self, deltas: Sequence[Tensor | None]) -> None:
         """Add one scalar per example: the gradients of Σ_e ± scalar_e with respect to the output of every use."""
-        layers: dict[Layer, list[tuple[Use, str, Tensor]]] = {}
-        for use, order, delta in zip(self.uses, self.orders, deltas, strict=True):
-            if delta is not None:
-                layers.setdefault(use.layer, []).append((use, order, delta))
-        for layer, mine in layers.items():
-            examples = 1 if any(order == MIXED for _, order, _ in mine) else self.b
+        for layer, mine, examples in _by_layer(self.uses, self.orders, deltas, self.b):
             if layer.kind == "embedding":
                 self._add_embedding(layer, mine, examples)
             elif any(use.options.get("groups", 1) > 1 for use, _, _ in mine):
@@ -99,11 +94,12 @@ class TraceSums:
     def _sums(self, layer: Layer, examples: int) -> tuple[Added | None, Added | None]:
         """What is added to both factors of a layer, counted."""
         factors = self.factors[layer.name]
-        found = tuple(self._added(layer.name, part, getattr(factors, part)) for part in ("inputs", "outputs"))
-        for added in found:
+        inputs = self._added(layer.name, "inputs", factors.inputs)
+        outputs = self._added(layer.name, "outputs", factors.outputs)
+        for added in (inputs, outputs):
             if added is not None:
                 added.count += examples
-        return found[0], found[1]
+        return inputs, outputs
 
     def _add_layer(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
         inputs, outputs = self._sums(layer, examples)
@@ -159,7 +155,9 @@ class TraceSums:
         if sketch is None:
             return None
         assert isinstance(sketch, ProductSketch | SecondMoment)
-        return self.added.setdefault((name, part), Added.to(sketch))
+        if (name, part) not in self.added:
+            self.added[name, part] = Added.to(sketch)
+        return self.added[name, part]
 
     def hold(self) -> bool:
         """Whether everything is finite and of a size that float32 held; all numbers are read at once."""
@@ -180,6 +178,18 @@ class TraceSums:
             counts = self.factors[name].counts
             assert counts is not None
             counts += total
+
+
+def _by_layer(
+    uses: Sequence[Use], orders: Sequence[str], deltas: Sequence[Tensor | None], b: int
+) -> Iterator[tuple[Layer, list[tuple[Use, str, Tensor]], int]]:
+    """Each layer with all its uses, and how many examples are told apart: b, or 1 where they are mixed."""
+    layers: dict[Layer, list[tuple[Use, str, Tensor]]] = {}
+    for use, order, delta in zip(uses, orders, deltas, strict=True):
+        if delta is not None:
+            layers.setdefault(use.layer, []).append((use, order, delta))
+    for layer, mine in layers.items():
+        yield layer, mine, 1 if any(order == MIXED for _, order, _ in mine) else b
 
 
 def _add_single(a: Tensor, d: Tensor, inputs: Added | None, outputs: Added | None) -> None:
@@ -220,12 +230,7 @@ def explicit_gradients(
 
     Of an embedding w is the number of tokens.
     """
-    layers: dict[Layer, list[tuple[Use, str, Tensor]]] = {}
-    for use, order, delta in zip(uses, orders, deltas, strict=True):
-        if delta is not None:
-            layers.setdefault(use.layer, []).append((use, order, delta))
-    for layer, mine in layers.items():
-        examples = 1 if any(order == MIXED for _, order, _ in mine) else b
+    for layer, mine, examples in _by_layer(uses, orders, deltas, b):
         G: Tensor | None = None
         for use, order, delta in mine:
             g = use.options.get("groups", 1)

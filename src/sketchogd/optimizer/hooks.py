@@ -128,9 +128,15 @@ class UpdateProjection:
         if self.mode != "update" or self.reference is None:
             return
         self.pending += 1
-        self._travelled += step_size(optimizer, self.parameters)
+        self._travel(optimizer, 1)
         if self.pending >= self.every:
             self.settle()
+
+    def _travel(self, optimizer: Optimizer | None, steps: int) -> None:
+        """Add up step sizes where a pull needs them; reading them may make a GPU wait."""
+        projector = self.provide()
+        if optimizer is not None and projector is not None and projector.anchor is not None:
+            self._travelled += steps * step_size(optimizer, self.parameters)
 
     # ---------------------------------------------------------------- projecting
 
@@ -163,8 +169,7 @@ class UpdateProjection:
                 self._copy_weights(projector)
             yield
             self.pending += steps
-            if self._optimizer is not None:
-                self._travelled += steps * step_size(self._optimizer, self.parameters)
+            self._travel(self._optimizer, steps)
             if not more:
                 self.settle()
         self.steps += steps

@@ -68,17 +68,19 @@ class JointGradient:
         Returns:
             New arguments of the step where it has a closure, otherwise None.
         """
-        size = step_size(optimizer, self.parameters)
         closure = kwargs.get("closure") or next((argument for argument in args[1:] if callable(argument)), None)
         if closure is not None:
-            wrapped = self._wrapped(closure, projector, reference, EXPLICIT * size)
+            size = EXPLICIT * step_size(optimizer, self.parameters)
+            wrapped = self._wrapped(closure, projector, reference, size)
             return (args[:1], {**kwargs, "closure": wrapped})
         with torch.no_grad():
             if every == 1:
+                size = step_size(optimizer, self.parameters)
                 self._add(self.parameters.unflatten(self._computed(projector, reference, size)))
                 return None
             if self.correction is None or self._since >= every:
-                self._keep(self._computed(projector, reference, size * every), projector.anchor or FULL)
+                size = every * step_size(optimizer, self.parameters)
+                self._keep(self._computed(projector, reference, size), projector.anchor or FULL)
             assert self.correction is not None
             self._add([copy.tensor() for copy in self.correction])
         self._since += 1

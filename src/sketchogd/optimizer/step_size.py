@@ -26,7 +26,8 @@ def step_size(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
     if seen and "betas" in settings:
         first = next(t for t in parameters.tensors if "exp_avg_sq" in optimizer.state.get(t, {}))
         correction = 1 - settings["betas"][1] ** float(optimizer.state[first].get("step", 1))
-        mean = sum(float(m.sqrt().sum()) for m in seen) / sum(m.numel() for m in seen)
+        total = torch.stack([m.sqrt().sum().to(seen[0].device) for m in seen]).sum()  # read once
+        mean = float(total) / sum(m.numel() for m in seen)
         return rate / (mean / max(correction, 1e-8) ** 0.5 + float(settings["eps"]))
     return rate / max(1e-3, 1 - float(settings.get("momentum", 0.0)))
 
