@@ -97,7 +97,8 @@ def train(make: Callable[[Any], torch.optim.Optimizer], every: int, steps: int, 
     closure()
     found = model.weight.grad
     assert found is not None
-    pull = STRENGTH * (model.weight.detach() - before) @ (old.T @ old) / (40 * 3)
+    spread = (old @ (before - before.mean(0)).T).square().sum()
+    pull = STRENGTH * (model.weight.detach() - before) @ (old.T @ old) / spread
     size = step_size(optimizer, protection.parameters)
     return Ended(float((found + pull).norm() / found.norm()), protection.mode, size)
 

@@ -271,7 +271,7 @@ def ratios(make: Callable[[], nn.Module], inputs: Callable[[], Any], **memory: A
         return float(change.square().mean())
 
     def predicted(D: Tensor) -> float:
-        return float(D @ tension(projector, D.clone())) / STRENGTH
+        return float(D @ tension(projector, D.clone())) / (STRENGTH * kept.weight * kept.logits * kept.examples)
 
     gradient = torch.autograd.grad(F.cross_entropy(model(x), new), list(parameters.tensors), allow_unused=True)
     displacements = {"random": torch.randn(parameters.width), "gradient": parameters.flatten(gradient)}

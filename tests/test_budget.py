@@ -99,7 +99,7 @@ def test_a_small_budget_rounds_the_anchor(every):
     anchor = 113_610 + 4 * (210 + 3)
     for nbytes in (908_879, 300_000, 2 * anchor):
         memory = memory_for(nbytes, parameters, every, 0).memory
-        assert (memory.rule, memory.outputs) == (so.Pull(anchor_dtype="int8"), True)
+        assert (memory.rule, memory.outputs) == (so.LayerMemory(1, anchor_dtype="int8").rule, True)
         cost = memory.cost(parameters) + anchor
         assert cost <= nbytes < so.LayerSketch(memory.rank + 1).cost(parameters) + anchor
         optimizer = torch.optim.SGD(parameters.model.parameters(), lr=0.1)

@@ -234,6 +234,27 @@ class Protection:
 
     # ---------------------------------------------------------------- bytes and numbers
 
+    def forgetting(self, weights: Mapping[str, Tensor] | None = None) -> float | None:
+        """The predicted root mean square change of remembered outputs, averaged over tasks, as a share of their spread.
+
+        Of the model as it is, or with these weights: a `state_dict`, before it is loaded. 0.1 says that outputs differ
+        from what was promised for them by a tenth of what they differ by from example to example. To first order, and
+        layer by layer: layers that move together change outputs by up to a few times more (docs/theory.md). Gradient
+        memories, and layer memories with `curvature="positions"`, give it in the outputs' own units. None where nothing
+        was remembered, or where weights are not pulled back to an anchor.
+        """
+        projector, rule = self._current_projector(), self.memory.rule
+        if projector is None or projector.anchor is None:
+            return None
+        chosen = None
+        if weights is not None:
+            missing = [name for name in self.parameters.names if name not in weights]
+            if missing:
+                raise ValueError(f"these weights lack {len(missing)} protected parameters, such as {missing[0]!r}")
+            chosen = [weights[name] for name in self.parameters.names]
+        whole = rule.settings()["strength"] * max(1, self.memory.tasks)
+        return float((max(0.0, self._projection.penalty(projector, chosen)) / whole) ** 0.5)
+
     def ledger(self) -> Ledger:
         """Every tensor kept between steps, with its bytes; with several processes, in this one."""
         return Ledger.of(self.held())
@@ -270,14 +291,16 @@ class Protection:
 
         `reason`: why a budget picked this memory; None where the memory was given or loaded.
         `displacement`: at most how far the projected steps have moved the weights since the last refresh, Σ ‖v‖.
-        `forgetting_estimate`: displacement · `memory.sensitivity()`, to first order an upper bound of the rms change of
-        a remembered output since then. For a model that is linear in its weights it is a bound; for others gradients
-        change on the way, which it does not see, and a small estimate is no promise (docs/theory.md). None where the
-        memory has no such number, or has observed what its projector does not know yet. Steps that wait for their
-        projection are not counted.
+        `forgetting_estimate`: with a pull what `forgetting()` says. For others displacement · `memory.sensitivity()`,
+        to first order an upper bound of the rms change of a remembered output since then. For a model that is linear in
+        its weights it is a bound; for others gradients change on the way, which it does not see, and a small estimate
+        is no promise (docs/theory.md). None where the memory has no such number, or has observed what its projector
+        does not know yet. Steps that wait for their projection are not counted.
         """
-        self._current_projector()
-        sensitivity = None if self._stale else self.memory.sensitivity()
+        forgetting = self.forgetting()
+        if forgetting is None and not self._stale:
+            sensitivity = self.memory.sensitivity()
+            forgetting = None if sensitivity is None else self._projection.displacement * sensitivity
         return {
             "reason": self._reason,
             "parameters": self.parameters.p,
@@ -287,7 +310,7 @@ class Protection:
             "mode": self.mode,
             "leak": self.leak,
             "displacement": self._projection.displacement,
-            "forgetting_estimate": None if sensitivity is None else self._projection.displacement * sensitivity,
+            "forgetting_estimate": forgetting,
             "nbytes": self.ledger().nbytes,
             **self.memory.diagnostics(),
         }

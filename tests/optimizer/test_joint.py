@@ -97,7 +97,9 @@ class Trained:
         self.optimizer.zero_grad()
         self.loss().backward()
         g = self.model.weight.grad
-        pull = self.strength * (self.model.weight.detach() - self.before) @ (self.old.T @ self.old) / (40 * 3)
+        spread = self.old @ (self.before - self.before.mean(0)).T
+        moved = self.model.weight.detach() - self.before
+        pull = self.strength * moved @ (self.old.T @ self.old) / spread.square().sum()
         return float((g + pull).norm() / g.norm())
 
 

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import sketchogd as so
+from sketchogd.memory.curvature import RELATIVE_STRENGTH
 from sketchogd.optimizer.step_size import step_size
 from sketchogd.projector import LayerSpectra, PullingLayer
 
@@ -43,6 +44,11 @@ def problem(seed=0):
     return old, new, torch.randn(30, 3, dtype=torch.float64, generator=generator)
 
 
+def spread_of(z):
+    """Σ (z − z̄)² of logits (n, C), each row less its mean."""
+    return float((z - z.mean(1, keepdim=True)).square().sum())
+
+
 def model_with(seed=0):
     torch.manual_seed(seed)
     return nn.Linear(6, 3).double()
@@ -50,12 +56,12 @@ def model_with(seed=0):
 
 @pytest.mark.parametrize(("every", "lr", "steps"), [(1, 0.05, 2000), (10, 0.01, 8000)])
 def test_training_ends_at_the_balance_of_both_losses(every, lr, steps):
-    """For one linear layer nothing is approximated: the end is the minimum of new loss + strength/2 · mean square."""
+    """For one linear layer nothing is left out: the end is the minimum of new loss + strength/2 · relative change²."""
     old, new, wanted = problem()
     model = model_with()
     before = torch.cat([model.weight, model.bias[:, None]], 1).detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    protection = so.protect(model, optimizer, memory=so.LayerSketch(20, strength=2.0, damping=0.0), every=every)
+    protection = so.protect(model, optimizer, memory=so.LayerSketch(20, strength=0.5, damping=0.0), every=every)
     protection.remember([(old, None)])
     for _ in range(steps):
         optimizer.zero_grad()
@@ -64,8 +70,8 @@ def test_training_ends_at_the_balance_of_both_losses(every, lr, steps):
     protection.settle()
     found = torch.cat([model.weight, model.bias[:, None]], 1).detach()
     X, Z = (torch.cat([x, torch.ones(len(x), 1).double()], 1) for x in (new, old))
-    # new loss: ‖X Wᵀ − Y‖² / (n C); change of old logits: strength / 2 · ‖Z (W − W₀)ᵀ‖² / (N C)
-    H_new, H_old = X.T @ X * 2 / (30 * 3), Z.T @ Z * 2.0 / (40 * 3)
+    # new loss: ‖X Wᵀ − Y‖² / (n C); change of old logits: strength / 2 · ‖Z (W − W₀)ᵀ‖² / their spread
+    H_new, H_old = X.T @ X * 2 / (30 * 3), Z.T @ Z * 0.5 / spread_of(Z @ before.T)
     right = X.T @ wanted * 2 / (30 * 3) + H_old @ before.T
     expected = torch.linalg.solve(H_new + H_old, right).T
     # taking turns, a few steps on one term and one implicit step on the other, is exact in the limit of small steps
@@ -91,7 +97,8 @@ def test_every_task_weighs_as_much():
     one, two = weight([old]), weight([old, old])
     torch.testing.assert_close(two, 2 * one)
     Z = torch.cat([old, torch.ones(len(old), 1).double()], 1)
-    torch.testing.assert_close(one, 2.0 * torch.kron(torch.eye(3).double(), Z.T @ Z) / (3 * len(old)))
+    expected = 2.0 * torch.kron(torch.eye(3).double(), Z.T @ Z) / spread_of(model_with()(old).detach())
+    torch.testing.assert_close(one, expected)
 
 
 def test_parameters_of_no_layer_are_pulled_too():
@@ -110,8 +117,8 @@ def test_parameters_of_no_layer_are_pulled_too():
     protection.remember([(x, None)])
     (model(torch.ones(1, 3, dtype=torch.float64)).sum()).backward()
     optimizer.step()
-    # gradients of random signs ± x: second moment diag(1, 9, 0); weight 5 / (3 logits · 2 examples), travelled 0.1
-    s = 0.1 * 5.0 / 6
+    # gradients of random signs ± x: second moment diag(1, 9, 0); weight 5 / spread of the logits, travelled 0.1
+    s = 0.1 * 5.0 / spread_of(x)
     expected = 1 - 0.1 / (1 + s * torch.tensor([1.0, 9.0, 0.0], dtype=torch.float64))
     torch.testing.assert_close(model.scale.detach(), expected)
 
@@ -282,5 +289,6 @@ def test_damping_is_a_share_of_the_largest_sensitivity_and_the_rest_is_the_mean_
 
 
 def test_the_usual_strength_and_damping_are_those_that_the_results_are_for():
-    usual = so.LayerSketch(4)
+    usual = so.LayerSketch(4, curvature="positions")
     assert (usual.rule.strength, usual.rule.damping) == (2.0, 0.05)
+    assert so.LayerMemory(4, rule=so.Pull()).rule == so.LayerMemory(4).rule == so.Pull(RELATIVE_STRENGTH)

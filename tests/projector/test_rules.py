@@ -6,11 +6,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import sketchogd as so
+from sketchogd.memory.curvature import RELATIVE_STRENGTH
 from sketchogd.projector.rules import rule_from
 from tests.reference import projected
 
 GIVEN = [
-    ({}, so.Pull(2.0, 0.05)),
+    ({}, so.Pull(damping=0.05)),
     ({"strength": 3.0}, so.Pull(3.0)),
     ({"damping": 0.2, "anchor_dtype": "int8"}, so.Pull(damping=0.2, anchor_dtype="int8")),
     ({"ridge": 0.1}, so.Shrink(0.1)),
@@ -23,6 +24,7 @@ GIVEN = [
 @pytest.mark.parametrize(("keywords", "rule"), GIVEN)
 def test_short_forms_of_a_layer_memory_are_rules(keywords, rule):
     short, long = so.LayerMemory(4, **keywords), so.LayerMemory(4, rule=rule)
+    rule = rule.with_usual(RELATIVE_STRENGTH)
     assert short.rule == long.rule == rule
     assert short.settings() == long.settings()
     assert so.LayerMemory.from_meta({"settings": long.settings()}).rule == rule

@@ -75,8 +75,8 @@ def merged(named: Sequence[tuple[str, State]]) -> State:
 
 
 def _is_counts(name: str, sketches: Mapping[str, Any]) -> bool:
-    """Whether a tensor has the token counts of an embedding, which belong to no sketch."""
-    return name.rpartition(".")[2] == "counts" and name.rpartition(".")[0] not in sketches
+    """Whether a tensor is one that is simply added up and belongs to no sketch, such as an embedding's token counts."""
+    return name.rpartition(".")[2] in ("counts", "spread") and name.rpartition(".")[0] not in sketches
 
 
 def _require_same(first: str, mine: Mapping[str, Any], name: str, theirs: Mapping[str, Any]) -> None:

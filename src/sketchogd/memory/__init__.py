@@ -4,6 +4,7 @@
 * `state`: loading a sketch's part of a state, and describing a sketch in numbers
 * `blocks`, `gradients`: the paper's memory, a sketch of per-example gradients
 * `factors`, `others`, `layout`: the two factors of a layer, the parameters of no layer, and which sketches there are
+* `spread`: the unit in which changes of outputs are measured
 * `layer_products`: what a batch adds to these sketches, for single positions
 * `traces`: the same for gradients summed over the positions of an example
 * `curvature`: which of the two is kept, and the eigenpairs that projectors are made of

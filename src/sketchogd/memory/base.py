@@ -34,6 +34,9 @@ class Memory(ABC):
     examples: int = 0
     """How many examples were observed."""
 
+    tasks: int = 0
+    """How many tasks were ended."""
+
     rule: Rule
     """How projectors protect what is remembered."""
 

@@ -20,6 +20,7 @@ from ..model.batches import batch_size
 from ..model.layers import MIXED, orders_of_positions
 from ..model.sensitivities import Reading
 from ..projector.layers import LayerSpectra
+from ..projector.rules import STRENGTH
 from .factors import LayerFactors, require_finite_uses
 from .layer_products import Product, products_of
 from .traces import TraceSums, explicit_gradients
@@ -28,11 +29,23 @@ Factors = Mapping[str, LayerFactors]
 
 Commit = Callable[[], None]
 
+RELATIVE_STRENGTH = 20.0
+"""The usual strength where changes are measured against the spread of the outputs."""
+
+SPREADLESS = 1e-12
+"""Outputs whose mean square spread is less than this are all the same."""
+
 
 class Curvature(ABC):
-    """Which factors are kept."""
+    """Which factors are kept, and the unit in which changes of outputs are measured."""
 
     name: str
+    strength: float
+    """The usual strength of a pull, in this unit."""
+
+    @abstractmethod
+    def unit(self, spread: float, numbers: int) -> float:
+        """The square change that counts as one, from Σ (z − z̄)² of remembered outputs and how many numbers these are."""
 
     @abstractmethod
     def stage(self, factors: Factors, reading: Reading) -> Commit:
@@ -47,9 +60,14 @@ class Curvature(ABC):
 
 
 class SinglePositions(Curvature):
-    """Second moments of single positions, as in version 0.1."""
+    """Second moments of single positions, as in version 0.1, with changes in the outputs' own units."""
 
     name = "positions"
+    strength = STRENGTH
+
+    def unit(self, spread: float, numbers: int) -> float:
+        """See `Curvature`: a mean square change of 1."""
+        return float(numbers)
 
     def stage(self, factors: Factors, reading: Reading) -> Commit:
         """See `Curvature`; one forward pass and one backward pass per logit or combination of logits."""
@@ -86,9 +104,17 @@ class SinglePositions(Curvature):
 
 
 class PartialTraces(Curvature):
-    """Partial traces of the block itself, exact in trace and marginals for any sharing of weights."""
+    """Partial traces of the block itself, exact in trace and marginals for any sharing of weights.
+
+    Changes of outputs are measured against their spread, so that a strength means the same for any network.
+    """
 
     name = "traces"
+    strength = RELATIVE_STRENGTH
+
+    def unit(self, spread: float, numbers: int) -> float:
+        """See `Curvature`: a change of all outputs by their spread; where they have none, a mean square change of 1."""
+        return spread if spread > SPREADLESS * numbers else float(numbers)
 
     def __init__(self) -> None:
         self._orders: dict[tuple[Any, ...], list[str]] = {}

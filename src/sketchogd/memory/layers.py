@@ -27,6 +27,7 @@ from ..projector.rules import DAMPING, Pull, Rule, rule_from
 from ..seeds import derive_seed
 from ..sketch import REGISTRY as SKETCHES
 from ..sketch import ProductSketch, Sketch
+from . import spread
 from .base import Memory
 from .curvature import CURVATURES
 from .factors import LayerFactors
@@ -82,10 +83,10 @@ class LayerMemory(Memory):
         if not ranks or any(isinstance(r, bool) or not isinstance(r, int) or r < 1 for r in ranks):
             raise ValueError(f"rank is a positive integer, or one for each layer by name or glob; got {rank!r}")
         short = {"ridge": ridge, "strength": strength, "damping": damping, "energy": energy}
-        self.rule = rule_from(rule, Pull(), **short, anchor_dtype=anchor_dtype)
         if curvature not in CURVATURES:
             raise ValueError(f"curvature is {' or '.join(map(repr, CURVATURES))}; got {curvature!r}")
         self.curvature = CURVATURES[curvature if outputs else "positions"]()
+        self.rule = rule_from(rule, Pull(), **short, anchor_dtype=anchor_dtype).with_usual(self.curvature.strength)
         self.rank = rank
         self.outputs = outputs
         self.sketch = sketch
@@ -96,6 +97,7 @@ class LayerMemory(Memory):
 
     factors: dict[str, LayerFactors]
     others: OtherParameters | None = None
+    spread: Tensor
     output: Output
 
     @property
@@ -130,7 +132,8 @@ class LayerMemory(Memory):
 
     def cost(self, parameters: ProtectedParameters) -> int:
         """See `Memory`."""
-        return self._layout.cost(parameters)
+        sums = spread.empty(torch.device("meta")).nbytes if self.curvature.name == "traces" else 0
+        return self._layout.cost(parameters) + sums
 
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; the default output is every logit."""
@@ -139,6 +142,7 @@ class LayerMemory(Memory):
         self.factors = self._layout.factors(parameters)
         found = self._layout.of_no_layer(parameters)
         self.others = None if found is None else OtherParameters(*found, self._output_of_others)
+        self.spread = spread.empty(parameters.device)
 
     def _output_of_others(self, output: Any, target: Any) -> Tensor:
         """The scalar whose gradient is sketched where a parameter has no layer; target: signs for `every_logit`."""
@@ -158,10 +162,12 @@ class LayerMemory(Memory):
         if self.examples == 0:
             self._warn_of_unseen(reading)
         commit = self.curvature.stage(self.factors, reading)
+        moments = spread.moments_of(reading.logits if self.output is every_logit else reading.outputs)
         if self.others is not None:
             # These come first: a single chunk is checked by its sketch, and nothing else has changed by then.
             self.others.observe(inputs, scalars)
         commit()
+        self.spread += moments
         self.logits = logits
         self.examples += batch_size(inputs)
 
@@ -211,7 +217,9 @@ class LayerMemory(Memory):
             yield "rest", self.others.sketch
 
     def counts(self) -> Iterator[tuple[str, Tensor]]:
-        """The token counts of embeddings, by name."""
+        """What is simply added up: the token counts of embeddings and the moments of the outputs, by name."""
+        if self.curvature.name == "traces":
+            yield SPREAD, self.spread
         for name, factors in self.factors.items():
             if factors.counts is not None:
                 yield f"{name}.counts", factors.counts
@@ -243,13 +251,14 @@ class LayerMemory(Memory):
 
     @property
     def weight(self) -> float:
-        """What a square change of one logit of one example weighs: tasks over (logits · examples).
+        """What a square change of one logit of one example weighs: tasks over Σ (z − z̄)², the spread of all of them.
 
-        The mean square change of a task's logits then weighs 1 where all tasks have equally many examples; otherwise
-        each task has the share of its examples. Where no task was ever ended, all examples are one.
+        The mean square change of a task's logits, over their mean square spread, then weighs 1 where all tasks have
+        equally many examples; otherwise each task has the share of its examples. Where no task was ever ended, all
+        examples are one. With `curvature="positions"` the spread counts as 1.
         """
         logits = max(1, self.logits) if self.outputs else 1  # of inputs alone no logit enters
-        return max(1, self.tasks) / (logits * max(1, self.examples))
+        return max(1, self.tasks) / self.curvature.unit(spread.energy(self.spread), logits * max(1, self.examples))
 
     def sensitivity(self) -> None:
         """None: `theory.layer_change_bound` is in terms of what the optimizer proposed, and counts unseen pairs."""
@@ -278,7 +287,7 @@ class LayerMemory(Memory):
             for part, tensor in sketch.tensors().items():
                 yield Held(f"{name}.{part}", _PURPOSES.get(part, "stored by the sketch"), tensor)
         for name, counts in self.counts():
-            yield Held(name, "how often each token was seen", counts)
+            yield Held(name, _PURPOSES.get(name, "how often each token was seen"), counts)
 
     def diagnostics(self) -> dict[str, Any]:
         """See `Memory`."""
@@ -313,9 +322,11 @@ class LayerMemory(Memory):
         for name, counts in trial.counts():
             found = tensors.get(name)
             if found is None or found.shape != counts.shape:
-                raise StorageError(f"{name!r}, the counts of an embedding, are missing or of another size")
+                raise StorageError(
+                    f"{name!r}, {_PURPOSES.get(name, 'counts of tokens')}, is missing or of another size"
+                )
             counts.copy_(found)
-        self.factors, self.others = trial.factors, trial.others
+        self.factors, self.others, self.spread = trial.factors, trial.others, trial.spread
         self.examples, self.tasks, self.logits = (int(meta[key]) for key in ("examples", "tasks", "logits"))
 
     @classmethod
@@ -344,7 +355,11 @@ _USUAL: dict[str, Any] = {
 }
 """What a file says of a rule's settings that the rule does not have."""
 
+SPREAD = "outputs.spread"
+"""The name of the outputs' moments among the tensors."""
+
 _PURPOSES = {
+    SPREAD: "number, sum and squares of the outputs, whose spread is the unit of changes",
     "rows": "sketch, or its eigenvectors in the same place",
     "matrix": "second moment, or its eigenvectors in the same place",
     "factor": "restores the sketch from its eigenvectors",

@@ -30,6 +30,12 @@ def tension(projector: Projector, displacement: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def penalty(projector: Projector, displacement: Tensor) -> float:
+    """Dᵀ H D for the displacement D from the anchor."""
+    return float(projector.columns.vector_total(displacement @ tension(projector, displacement.clone())))
+
+
+@torch.no_grad()
 def relaxed(projector: Projector, tension: Tensor) -> Tensor:
     """(H + ε)⁻¹ y (p,) for a tension y: by how much the weights are from where the pull has no tension.
 

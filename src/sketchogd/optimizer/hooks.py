@@ -10,7 +10,7 @@ again. For SGD this happens after the step. Other optimizers take steps that are
 pull after the step balances the new loss: in *joint mode* they are given the gradient of both (`joint`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from ..errors import ProtectionError
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor, Projector
-from .anchor import relaxed, tension
+from .anchor import penalty, relaxed, tension
 from .joint import JointGradient
 from .meter import Meter
 from .reference import FULL, Copy
@@ -204,12 +204,22 @@ class UpdateProjection:
                 return float(self._displacement(self.reference).norm())
         return float(self.meter.moved)
 
-    def _displacement(self, reference: list[Copy]) -> Tensor:
-        """The weights less the reference, as a vector."""
+    @torch.no_grad()
+    def penalty(self, projector: Projector, weights: Sequence[Tensor] | None = None) -> float:
+        """Dᵀ H D of a pull for the displacement D of these weights, by default the model's, from the anchor."""
+        if self.reference is None:  # no step was taken since the anchor was set: it is where the weights are
+            if weights is None:
+                return 0.0
+            now = [local(t.detach()) for t in self.parameters.tensors]
+            return penalty(projector, self.parameters.flatten([a - b for a, b in zip(weights, now, strict=True)]))
+        return penalty(projector, self._displacement(self.reference, weights))
+
+    def _displacement(self, reference: list[Copy], weights: Sequence[Tensor] | None = None) -> Tensor:
+        """The weights, by default the model's, less the reference, as a vector."""
         v = torch.empty(self.parameters.width, dtype=self.parameters.dtype, device=self.parameters.device)
-        for (parameter, place), before in zip(self.parameters.slices(), reference, strict=True):
+        for i, ((parameter, place), before) in enumerate(zip(self.parameters.slices(), reference, strict=True)):
             out = v[place].view(before.numbers.shape)
-            out.copy_(local(parameter))
+            out.copy_(local(parameter) if weights is None else weights[i])
             before.subtract_from_(out)
         return v
 

@@ -7,7 +7,7 @@ that needs an anchor and how it is stored. Letters: λ eigenvalues, α the share
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from .basis import BasisProjector, PullingBasis
 from .layers import LayerProjector, LayerSpectra, PullingLayer, ShrinkingLayer, soft_weights
 
 STRENGTH, DAMPING = 2.0, 0.05
-"""The usual weight of remembered logits against a new task's loss, and of all output directions: see `Pull`."""
+"""The usual weight of remembered outputs, in their own units, and of all output directions: see `Pull`."""
 
 
 @dataclass(eq=False)
@@ -56,6 +56,10 @@ class Rule(ABC):
     def anchor(self) -> Anchor | None:
         """How the weights that are pulled back to are stored; None where there is nothing to pull back to."""
         return None
+
+    def with_usual(self, strength: float) -> "Rule":
+        """The rule with a memory's usual strength where it needs one and none was given."""
+        return self
 
     @abstractmethod
     def on_basis(self, spectra: BasisSpectra, weight: float) -> Projector:
@@ -133,18 +137,22 @@ class Pull(Rule):
     Barber 2018, with Kronecker factors), on outputs in place of losses, applied as an implicit step.
 
     Args:
-        strength: weight of remembered outputs against the new loss.
+        strength: weight of remembered outputs against the new loss; None for the memory's usual one. A layer memory
+            measures changes against the spread of the outputs, Σ (z − z̄)²: with a strength of 20 a change of all
+            outputs by a tenth of their spread counts 20 / 2 · 0.1² = 0.1 in the loss. A gradient memory, and a layer
+            memory with `curvature="positions"`, measure them in the outputs' own units.
         damping: in a layer memory, this share of the largest sensitivity is added to every output direction, for what
             later layers may come to read there.
         anchor_dtype: "int8" keeps the anchor in one byte per weight, None in the dtype of the weights.
     """
 
-    strength: float = STRENGTH
+    strength: float | None = None
     damping: float = DAMPING
     anchor_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if not (self.strength > 0 and math.isfinite(self.strength)) or not self.damping >= 0:
+        given = STRENGTH if self.strength is None else self.strength
+        if not (given > 0 and math.isfinite(given)) or not self.damping >= 0:
             raise ValueError(
                 f"strength is a number > 0 and damping one >= 0; got {self.strength!r} and {self.damping!r}"
             )
@@ -156,20 +164,27 @@ class Pull(Rule):
         """See `Rule`."""
         return Anchor(self.anchor_dtype)
 
+    def with_usual(self, strength: float) -> "Pull":
+        """See `Rule`."""
+        return replace(self, strength=strength) if self.strength is None else self
+
+    def _scaled(self, weight: float) -> float:
+        return weight * (STRENGTH if self.strength is None else self.strength)
+
     def on_basis(self, spectra: BasisSpectra, weight: float) -> PullingBasis:
         """See `Rule`; `damping` is for layers."""
-        weight *= self.strength
+        weight = self._scaled(weight)
         pull, elsewhere = spectra.placed(weight * spectra.values), weight * spectra.outside
         return PullingBasis(spectra.basis, pull, elsewhere, self.anchor, spectra.gram_inverse, spectra.columns)
 
     def on_layer(self, spectra: LayerSpectra, weight: float) -> PullingLayer:
         """See `Rule`."""
         everywhere = 0.0 if spectra.output_values is None else self.damping * float(spectra.output_values.max())
-        return PullingLayer(spectra, self.strength * weight * spectra.scale, everywhere)
+        return PullingLayer(spectra, self._scaled(weight) * spectra.scale, everywhere)
 
     def settings(self) -> dict[str, Any]:
         """See `Rule`."""
-        pull = {"strength": float(self.strength), "damping": float(self.damping)}
+        pull = {"strength": self._scaled(1.0), "damping": float(self.damping)}
         return {**pull, "anchor_dtype": self.anchor_dtype}
 
 
@@ -217,7 +232,7 @@ def rule_from(
     if strength is None and not isinstance(default, Pull):
         return default
     return Pull(
-        STRENGTH if strength is None else float(strength),
+        None if strength is None else float(strength),
         DAMPING if damping is None else float(damping),
         anchor_dtype,
     )
