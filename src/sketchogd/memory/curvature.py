@@ -45,7 +45,7 @@ class Curvature(ABC):
 
     @abstractmethod
     def unit(self, spread: float, numbers: int) -> float:
-        """The square change that counts as one, from Σ (z − z̄)² of remembered outputs and how many numbers these are."""
+        """The square change that counts as one, from Σ (z − z̄)² of the outputs and how many numbers these are."""
 
     @abstractmethod
     def stage(self, factors: Factors, reading: Reading) -> Commit:
