@@ -1,6 +1,7 @@
 """`protect`: unwrap the model, choose the parameters and a memory, and attach a `Protection` to the optimizer."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -69,7 +70,8 @@ def protect(
         raise ValueError(f"every is the number of steps between projections, at least 1; got {every!r}")
     inner, group = _unwrapped(model, group)
     chosen = ProtectedParameters(inner, parameters)
-    team = _team(chosen, group, shard)
+    asked = {"budget": budget, "strength": strength, "memory": memory, "every": every, "output": output, "seed": seed}
+    team = _team(chosen, group, shard, {**asked, "optimizer": type(optimizer)})
     reason = None
     if memory is None:
         assert budget is not None
@@ -82,13 +84,15 @@ def protect(
     return Protection(chosen, optimizer, memory, team, output, every, reason)
 
 
-def _team(parameters: ProtectedParameters, group: "ProcessGroup | None", shard: bool) -> Team:
-    """This process alone, or the processes of a group."""
+def _team(
+    parameters: ProtectedParameters, group: "ProcessGroup | None", shard: bool, settings: Mapping[str, Any]
+) -> Team:
+    """This process alone, or the processes of a group, which compare these settings."""
     if group is None and not shard and not parameters.split:
         return Alone()
     from .distributed.processes import Processes  # imports DTensor, which takes a second
 
-    return Processes(parameters, group, shard)
+    return Processes(parameters, group, shard, settings)
 
 
 def _unwrapped(model: nn.Module, group: "ProcessGroup | None") -> tuple[nn.Module, "ProcessGroup | None"]:
