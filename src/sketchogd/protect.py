@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -11,6 +12,7 @@ from .distributed.team import Alone, Team
 from .memory import GradientMemory, Memory
 from .model.batches import Output
 from .model.parameters import ProtectedParameters, Selection
+from .optimizer.kinds import require_optimizer
 from .optimizer.step_size import pulls_updates
 from .protection import Protection
 from .sketch import Sketch
@@ -68,6 +70,7 @@ def protect(
         )
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every is the number of steps between projections, at least 1; got {every!r}")
+    _require_kinds(model, optimizer)
     inner, group = _unwrapped(model, group)
     chosen = ProtectedParameters(inner, parameters)
     asked = {"budget": budget, "strength": strength, "memory": memory, "every": every, "output": output, "seed": seed}
@@ -82,6 +85,17 @@ def protect(
     elif not isinstance(memory, Memory):
         raise TypeError(f"memory is a sketch or a memory such as so.LayerMemory(rank=200); got {memory!r}")
     return Protection(chosen, optimizer, memory, team, output, every, reason)
+
+
+def _require_kinds(model: object, optimizer: object) -> None:
+    """Raise TypeError unless these are a model and an optimizer with torch's hooks, ValueError in inference mode."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError("call so.protect outside torch.inference_mode(), in which nothing can be trained")
+    if not isinstance(model, nn.Module):
+        swapped = isinstance(model, Optimizer) and isinstance(optimizer, nn.Module)
+        hint = "the model comes first: so.protect(model, optimizer, …)" if swapped else "give the torch.nn.Module"
+        raise TypeError(f"expected a model, a torch.nn.Module; got {type(model).__name__}: {hint}")
+    require_optimizer(optimizer)
 
 
 def _team(
