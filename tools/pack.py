@@ -6,6 +6,7 @@ thinned to what a figure can show.
 
 import argparse
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 import sketchogd.paper  # noqa: F401 - its methods keep examples as well
 from sketchogd.lab import records
+from sketchogd.lab.pages.groups import damaged
 from sketchogd.lab.records import Run, bundles, sketch_errors, spectra
 from sketchogd.lab.streams import BENCHMARKS
 
@@ -26,7 +28,8 @@ def pack(source: str | Path, out: str | Path) -> dict[Path, tuple[int, int]]:
 
     A finished run replaces one of the same config that is in the bundle already; all others stay. A run that diverged
     is packed with its error, so that it is not tried again, and never replaces a run. Runs without a preset go to
-    OUT/runs. Two processes must not pack into the same folder at once.
+    OUT/runs. Runs that are damaged are left out (`pages.groups.damaged` names them): every name in a path is one that
+    `records.schema` has checked. Two processes must not pack into the same folder at once.
 
     Returns:
         For each bundle written, the number of runs packed into it and the number it has now.
@@ -37,7 +40,7 @@ def pack(source: str | Path, out: str | Path) -> dict[Path, tuple[int, int]]:
     packed: dict[Path, dict[tuple[str, str], dict[str, Any]]] = {}
     for _, run in bundles.everything(source):
         if isinstance(run, Run) and ((run.status == "finished" and run.complete) or run.diverged):
-            preset, benchmark = run.config.get("preset") or "runs", run.config.get("benchmark", "unnamed")
+            preset, benchmark = run.config.get("preset") or "runs", run.config.get("benchmark") or "unnamed"
             packed.setdefault(Path(out) / preset / f"{benchmark}.json", {})[run.identity] = entry_of(run)
     written = {}
     for path, entries in packed.items():
@@ -63,10 +66,10 @@ def entry_of(run: Run) -> dict[str, Any]:
         "ended": None if record.get("ended") is None else round(record["ended"]),
     }
     if run.diverged:
-        return {key: value for key, value in entry.items() if value not in (None, {})} | {"error": record["error"]}
+        return {key: value for key, value in entry.items() if _said(key, value)} | {"error": record["error"]}
     assert run.accuracy is not None
     entry |= {
-        "timings": {key: round(value, 2) for key, value in (record.get("timings") or {}).items()},
+        "timings": {key: round(value, 2) for key, value in (record.get("timings") or {}).items() if value is not None},
         "steps": record.get("steps"),
         "parameters": record.get("parameters"),
         "ledger": bundles.totals(record),
@@ -80,7 +83,12 @@ def entry_of(run: Run) -> dict[str, Any]:
         entry["curve"] = curve
     if preset == "spectra" and (arrays := run.spectra()):
         entry["spectra"] = _spectra_entry(arrays)
-    return {key: value for key, value in entry.items() if value not in (None, {})}
+    return {key: value for key, value in entry.items() if _said(key, value)}
+
+
+def _said(key: str, value: Any) -> bool:
+    """Whether a bundle has this field: those without a value are left out, but for the config, which may be empty."""
+    return key == "config" or value not in (None, {})
 
 
 def _curve_of(run: Run) -> dict[str, list[float | None]]:
@@ -112,18 +120,23 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Pack what the command line names, and print a line per bundle."""
+    """Pack what the command line names, and print a line per bundle; status 1 if runs were damaged and left out."""
     parser = argparse.ArgumentParser(prog="python -m tools.pack", description=__doc__)
     parser.add_argument("runs", type=Path, help="a folder with run folders, or bundles, at or below it")
     parser.add_argument("out", type=Path, nargs="?", default=Path("results"), help="bundles: OUT/PRESET/BENCHMARK.json")
     options = parser.parse_args(arguments)
     if not options.runs.exists():
         parser.error(f"{options.runs}: no such folder")
+    lines = damaged(options.runs)
+    for line in lines:
+        print(f"left out, since it is damaged: {line}", file=sys.stderr)
     written = pack(options.runs, options.out)
     if not written:
         parser.error(f"{options.runs}: expected finished runs here or below, found none")
     for path, (packed, whole) in sorted(written.items()):
         print(f"{path}: {packed} packed, {whole} in all, {path.stat().st_size:,} bytes")
+    if lines:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """`protect`: unwrap the model, choose the parameters and a memory, and attach a `Protection` to the optimizer."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -10,6 +12,7 @@ from .distributed.team import Alone, Team
 from .memory import GradientMemory, Memory
 from .model.batches import Output
 from .model.parameters import ProtectedParameters, Selection
+from .optimizer.kinds import require_optimizer
 from .optimizer.step_size import pulls_updates
 from .protection import Protection
 from .sketch import Sketch
@@ -67,9 +70,11 @@ def protect(
         )
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every is the number of steps between projections, at least 1; got {every!r}")
+    _require_kinds(model, optimizer)
     inner, group = _unwrapped(model, group)
     chosen = ProtectedParameters(inner, parameters)
-    team = _team(chosen, group, shard)
+    asked = {"budget": budget, "strength": strength, "memory": memory, "every": every, "output": output, "seed": seed}
+    team = _team(chosen, group, shard, {**asked, "optimizer": type(optimizer)})
     reason = None
     if memory is None:
         assert budget is not None
@@ -82,13 +87,26 @@ def protect(
     return Protection(chosen, optimizer, memory, team, output, every, reason)
 
 
-def _team(parameters: ProtectedParameters, group: "ProcessGroup | None", shard: bool) -> Team:
-    """This process alone, or the processes of a group."""
+def _require_kinds(model: object, optimizer: object) -> None:
+    """Raise TypeError unless these are a model and an optimizer with torch's hooks, ValueError in inference mode."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError("call so.protect outside torch.inference_mode(), in which nothing can be trained")
+    if not isinstance(model, nn.Module):
+        swapped = isinstance(model, Optimizer) and isinstance(optimizer, nn.Module)
+        hint = "the model comes first: so.protect(model, optimizer, …)" if swapped else "give the torch.nn.Module"
+        raise TypeError(f"expected a model, a torch.nn.Module; got {type(model).__name__}: {hint}")
+    require_optimizer(optimizer)
+
+
+def _team(
+    parameters: ProtectedParameters, group: "ProcessGroup | None", shard: bool, settings: Mapping[str, Any]
+) -> Team:
+    """This process alone, or the processes of a group, which compare these settings."""
     if group is None and not shard and not parameters.split:
         return Alone()
     from .distributed.processes import Processes  # imports DTensor, which takes a second
 
-    return Processes(parameters, group, shard)
+    return Processes(parameters, group, shard, settings)
 
 
 def _unwrapped(model: nn.Module, group: "ProcessGroup | None") -> tuple[nn.Module, "ProcessGroup | None"]:

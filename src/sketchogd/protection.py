@@ -23,6 +23,7 @@ from .memory import Memory
 from .model.batches import Output, batch_size, limited, map_tensors
 from .model.parameters import ProtectedParameters, local
 from .optimizer.hooks import UpdateProjection
+from .optimizer.kinds import require_optimizer
 from .optimizer.reference import FULL, Copy
 from .projector.base import Anchor, Projector
 from .storage import file, restore
@@ -105,6 +106,7 @@ class Protection:
         self._observe([] if inputs is None else [(inputs, targets)])
 
     def _observe(self, batches: Iterable[Batch]) -> None:
+        self.parameters.require_gradients()
         self.parameters.require_unchanged()
         self.settle()
         placed = (self._placed(inputs, targets) for inputs, targets in batches)
@@ -223,6 +225,7 @@ class Protection:
 
     def attach(self, optimizer: Optimizer) -> None:
         """Protect the steps of another optimizer from now on, instead of the last one's."""
+        require_optimizer(optimizer)
         self.parameters.require_unchanged()
         self.settle()
         self._projection.attach(optimizer)
@@ -381,6 +384,7 @@ class Protection:
         self.refresh()
 
     def _load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        self.parameters.require_gradients()
         self.parameters.require_unchanged()
         self.settle()
         meta, tensors = self._team.from_checkpoint(meta, tensors)

@@ -61,6 +61,11 @@ def test_options_reach_the_method(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
+        (["run", "split-mnist", "sgd", "--device", "cud"], "unknown device 'cud'; did you mean cpu"),
+        (["run", "split-mnist", "sgd", "--device", "cpu,cuda:99"], "unknown device 'cuda:99'"),
+        (["run", "split-mnist", "sgd", "--device", "meta"], "unknown device 'meta'"),
+        (["run", "split-mnist", "sgd", "--device", ","], "names no device"),
+        (["bench", "--device", "gpu"], "unknown device 'gpu'"),
         (["run", "split-mnits", "sgd"], "split-mnist"),
         (["run", "split-mnist", "sketchodg"], "sketchogd"),
         (["run", "split-mnist", "layer-sketch", "-o", "rigde=1"], "ridge"),

@@ -416,6 +416,64 @@ def load_checkpoints(rank, size, folder):
     return found
 
 
+# ---------------------------------------------------------------- other settings
+
+
+def _first_sum(output, targets):
+    return output.sum()
+
+
+def _last_sum(output, targets):
+    return output[-1]
+
+
+def disagreements(rank, size):
+    """{what process 1 has otherwise: (the message, the seconds until it came)} of every setting that must agree."""
+    import time
+
+    from sketchogd.distributed import processes
+
+    def protect(net=None, optimizer=torch.optim.SGD, version=None, **options):
+        net = cases.model() if net is None else net
+        options = {"memory": so.ProductSketch(12)} | options if "budget" not in options else options
+        before, processes.__version__ = processes.__version__, version or processes.__version__
+        try:
+            so.protect(net, optimizer(net.parameters(), lr=0.1), group=dist.group.WORLD, **options)
+        finally:
+            processes.__version__ = before
+
+    protect()  # what is slow the first time, such as imports, is not timed
+    other = rank == 1
+    wide = nn.Sequential(nn.Linear(6, 7 + other), nn.Tanh(), nn.Linear(7 + other, 3))
+    deep = nn.ModuleList([nn.Linear(2, 2 + (other and number == 30)) for number in range(40)])
+    tries = {
+        "every": {"every": 1 + other},
+        "output": {"output": _last_sum if other else _first_sum},
+        "shard": {"shard": other},
+        "seed": {"memory": so.ProductSketch(12, seed=int(other))},
+        "rule": {"memory": so.GradientMemory(so.ProductSketch(12), rule=so.Pull(3.0) if other else so.Project())},
+        "kind": {"memory": so.LayerMemory(3) if other else so.ProductSketch(12)},
+        "budget": {"budget": "25%" if other else 9000},
+        "strength": {"budget": 9000, "strength": 2.0 + other},
+        "optimizer": {"optimizer": torch.optim.RMSprop if other else torch.optim.SGD},
+        "shapes": {"net": wide},
+        "one of many": {"net": deep},
+        "parameters": {"parameters": ["0.*"] if other else None},
+        "version": {"version": "9.9" if other else None},
+    }
+    found = {}
+    for name, options in tries.items():
+        began = time.monotonic()
+        try:
+            protect(**options)
+            message = "it was accepted"
+        except ValueError as error:
+            message = str(error)
+        found[name] = (message, time.monotonic() - began)
+    protect()  # they can go on
+    return found
+
+
 # ---------------------------------------------------------------- failure
 
 

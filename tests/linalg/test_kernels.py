@@ -1,10 +1,9 @@
-"""The kernels against their plain twins: values, odd shapes, threads, what they decline, and how they are built."""
+"""The kernels against their plain twins: values, odd shapes, threads, and what they decline."""
 
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -81,20 +80,6 @@ def test_plain_products_agree_with_the_dispatched_ones(dtype, device):
     assert relative(found, plain.double()) < 3e-6
 
 
-# ---------------------------------------------------------------- building
-
-
-@needs_compiler
-def test_a_build_is_kept_and_found_again(tmp_path):
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    path = cpu.built(compiler, (), tmp_path)
-    stamp = path.stat().st_mtime_ns
-    assert cpu.built(compiler, (), tmp_path) == path
-    assert path.stat().st_mtime_ns == stamp
-    assert cpu.built(compiler, ("-DBFLOAT16",), tmp_path) != path
-    assert sorted(tmp_path.iterdir()) == sorted({path, cpu.built(compiler, ("-DBFLOAT16",), tmp_path)})
-
-
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_without_a_compiler_that_works_plain_torch_is_used(compiler, tmp_path):
     code = (
@@ -106,13 +91,6 @@ def test_without_a_compiler_that_works_plain_torch_is_used(compiler, tmp_path):
     environment = {**os.environ, "CC": compiler, "XDG_CACHE_HOME": str(tmp_path)}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
     assert found.stdout.strip() == "1.0", found.stderr
-
-
-def test_the_cache_is_the_users(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cpu.cache_folder() == Path("/somewhere/sketchogd")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cpu.cache_folder() == Path.home() / ".cache" / "sketchogd"
 
 
 # ---------------------------------------------------------------- on a GPU

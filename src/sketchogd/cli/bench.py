@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sketchogd.cli import show
-from sketchogd.cli.options import friendly
+from sketchogd.cli.options import devices, friendly
 from sketchogd.lab import speed
 
 
@@ -20,6 +20,7 @@ def bench(
     json_: Annotated[Path | None, typer.Option("--json", help="Write machine, versions and ratios here.")] = None,
 ) -> None:
     """How fast the library is, as ratios to limits measured in the same run."""
+    (device,) = devices(device)[:1]
     with show.err.status("starting") as status:
         found = speed.measure(device, quick=quick, only=only, tell=lambda word: status.update(f"measuring: {word}"))
     rows = [

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.text import Text
 
 from sketchogd.cli.show import err
 from sketchogd.errors import ProtectionError
+from sketchogd.lab.names import unknown
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 """Exit codes: a run failed; the command cannot be carried out as given; Ctrl-C."""
@@ -27,6 +29,26 @@ Every = Annotated[int | None, typer.Option(min=1, help="Optimizer steps between 
 Epochs = Annotated[int | None, typer.Option(min=1, help="Epochs per task. Default: the usual number.")]
 
 
+def devices(names: str) -> list[str]:
+    """The devices in a list with commas.
+
+    Raises:
+        ValueError: one of them has a name that torch does not know, or is not in this machine.
+    """
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    if not chosen:
+        raise ValueError("--device names no device; give cpu, cuda, cuda:1, or several with commas")
+    for name in chosen:
+        try:
+            usable = torch.empty(1, device=name).fill_(1.0).tolist() == [1.0]
+        except (RuntimeError, AssertionError, NotImplementedError, ValueError):
+            usable = False
+        if not usable:
+            here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+            raise ValueError(f"{unknown('device', name, here)}; cuda alone is the first GPU, where there is one")
+    return chosen
+
+
 def friendly(command: Callable[..., None]) -> Callable[..., None]:
     """Turn a user's mistakes into one line on standard error, and Ctrl-C into a hint."""
 
@@ -34,7 +56,7 @@ def friendly(command: Callable[..., None]) -> Callable[..., None]:
     def guarded(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
-        except (ValueError, OSError, ProtectionError) as error:
+        except (ValueError, OSError, ImportError, ProtectionError) as error:
             err.print(Text(f"error: {error}", style="red"))
             raise typer.Exit(WRONG) from None
         except KeyboardInterrupt:

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from sketchogd.cli import show
-from sketchogd.cli.options import Json, friendly
+from sketchogd.cli.options import FAILED, Json, friendly
 from sketchogd.lab.pages.figures import save_all
+from sketchogd.lab.pages.groups import damaged
 from sketchogd.lab.pages.report import summary_table, write_html
 from sketchogd.paper.published import PAPER
 
@@ -21,7 +23,10 @@ def report(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """The table of finished runs beside the published one, and a page with all figures that opens offline."""
+    """The table of finished runs beside the published one, and a page with all figures that opens offline.
+
+    Damaged runs are left out and named, here and on the page; the exit status is then 1.
+    """
     rows = summary_table(runs, PAPER)
     if json_:
         show.as_json(rows)
@@ -35,6 +40,10 @@ def report(
     if figures is not None:
         save_all(runs, figures)
         show.err.print(f"figures: {figures.resolve()}", soft_wrap=True)
+    if found := damaged(runs):
+        for line in found:
+            show.err.print(Text(f"left out, since it is damaged: {line}", style="red"), soft_wrap=True)
+        raise typer.Exit(FAILED)
 
 
 def write_page(runs: Path, path: Path) -> None:

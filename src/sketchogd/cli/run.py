@@ -15,7 +15,20 @@ from rich.text import Text
 
 from sketchogd.budget import parse_bytes
 from sketchogd.cli import show
-from sketchogd.cli.options import FAILED, Data, Device, Epochs, Every, Jobs, Json, Out, Seeds, SideBySide, friendly
+from sketchogd.cli.options import (
+    FAILED,
+    Data,
+    Device,
+    Epochs,
+    Every,
+    Jobs,
+    Json,
+    Out,
+    Seeds,
+    SideBySide,
+    devices,
+    friendly,
+)
 from sketchogd.cli.report import write_page
 from sketchogd.cli.run_table import columns, rows_of
 from sketchogd.lab.data import datasets
@@ -148,12 +161,13 @@ def _carry_out(
     side_by_side: int | None = None,
 ) -> list[Outcome]:
     """Do the runs under a progress bar and print their table."""
+    chosen = devices(device)
     _note_missing_data(runs, data)
     if _launched():
         outcomes = _with_torchrun(runs, out, device, data, quiet=as_json)
     else:
         with show.grid_bar(runs, quiet=as_json) as listener:
-            shared: dict[str, Any] = {"jobs": jobs, "together": side_by_side, "devices": device.split(",")}
+            shared: dict[str, Any] = {"jobs": jobs, "together": side_by_side, "devices": chosen}
             shared["plugins"] = ("sketchogd.paper",)
             outcomes = grid.run_grid(runs, out, **shared, data_folder=data, listener=listener)
     rows = rows_of(runs, out, PAPER)

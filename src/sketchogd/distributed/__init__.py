@@ -5,6 +5,7 @@
 * `launch`, `samplers`: joining the processes that torchrun started, and dealing out examples
 * `group`: a process group, and the few collectives that are used
 * `team`: what a `Protection` asks of its processes; the team of one
+* `agreement`: whether all processes have the same settings
 * `processes`: the team of several
 * `shards`: how the columns of a gradient sketch are split
 * `observe`: how the examples of several processes come to one memory

@@ -71,6 +71,13 @@ class Group:
             _gather_into(out, there, group=self.process_group)
         return out.to(x.device)
 
+    def texts(self, mine: str) -> list[str]:
+        """Return the texts of all processes, in the order of the processes."""
+        found: list[str] = [""] * self.size
+        with self._together("an all-gather"):
+            dist.all_gather_object(found, mine, group=self.process_group)
+        return found
+
     def scatter_sums(self, x: Tensor) -> Tensor:
         """Sum x (R, …) over all processes; returns entry r of the sum in process r."""
         there = x.to(self.device).contiguous()

@@ -1,7 +1,5 @@
 """A team of several processes: who they are, how a sketch is split over them, how their examples come together."""
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,11 +7,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from .. import __version__
 from ..errors import ProtectionError
 from ..memory import GradientMemory, Memory
 from ..model.parameters import ProtectedParameters
 from ..storage import file
 from . import checkpoint
+from .agreement import require_same
 from .group import Group
 from .observe import Sharing, sharing_for
 from .samplers import own_examples
@@ -25,12 +25,19 @@ class Processes(Team):
     """The processes of a process group: the given one, that of the parameters' device mesh (FSDP2), or the default one.
 
     Args:
-        parameters: the protected parameters, which must be the same in all processes (ValueError).
+        parameters: the protected parameters.
         process_group: the group; None for the mesh's or the default one. Raises ProtectionError if there is none.
         shard: whether a gradient sketch is split, each process keeping p / R of its columns.
+        settings: what else was asked for. All this must be the same in all processes (ValueError).
     """
 
-    def __init__(self, parameters: ProtectedParameters, process_group: dist.ProcessGroup | None, shard: bool) -> None:
+    def __init__(
+        self,
+        parameters: ProtectedParameters,
+        process_group: dist.ProcessGroup | None,
+        shard: bool,
+        settings: Mapping[str, Any],
+    ) -> None:
         mesh = mesh_of(parameters.tensors)
         if process_group is None and mesh is not None:
             process_group = mesh.get_group(0)
@@ -44,24 +51,15 @@ class Processes(Team):
         assert process_group is not None
         self.parameters = parameters
         self.group = Group(process_group, parameters.device)
-        self.require_same(parameters.describe(), "parameters")
+        known = zip(parameters.names, parameters.shapes, parameters.tensors, strict=True)
+        told = [f"{name} {tuple(shape)} {t.dtype}" for name, shape, t in known]
+        require_same(self.group, {"sketchogd": __version__, "shard": shard, **settings, "parameters": told})
         if parameters.split:
             parameters.held_in(ParameterShards(parameters, self.group))
         elif shard:
             parameters.held_in(FlatShard(parameters.p, self.group))
 
     sharing: Sharing
-
-    def require_same(self, plain: Any, what: str) -> None:
-        """Raise ValueError if plain data is not the same in all processes."""
-        digest = hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=7).digest()
-        found = self.group.numbers(int.from_bytes(digest, "little"))
-        others = [r for r, number in enumerate(found) if number != found[0]]
-        if others:
-            raise ValueError(
-                f"all processes must protect the same way; process {others[0]} has other {what} than process 0. Build "
-                "model and memory in every process from the same settings and seed"
-            )
 
     def require_fit(self, memory: Memory) -> None:
         """See `Team`: split parameters have gradient memories that project."""
@@ -85,7 +83,7 @@ class Processes(Team):
     def share(self, memory: Memory) -> None:
         """See `Team`; the settings must be the same in all processes."""
         meta = memory.state_dict()["meta"]
-        self.require_same({key: value for key, value in meta.items() if key != "examples"}, "settings of the memory")
+        require_same(self.group, {f"memory's {key}": value for key, value in meta.items() if key != "examples"})
         self.sharing = sharing_for(memory, self.group)
 
     def limit(self, batches: Any, examples: int | None) -> int | None:

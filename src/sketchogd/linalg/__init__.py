@@ -2,6 +2,7 @@
 
 * `dense`: Gram matrices, orthonormalisation, Nyström, and the two products of a projection
 * `dispatch`: chooses the kernel for these two products
+* `compiled`: compiled C code, and the user's folder of it
 * `cpu`: kernels in C (`rows.c`), compiled on demand
 * `gpu`: kernels in Triton
 """

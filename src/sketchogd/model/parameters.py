@@ -58,13 +58,14 @@ class ProtectedParameters:
     True if the parameters are DTensors.
 
     Raises:
-        ValueError: nothing is selected, a glob matches nothing, or a parameter is complex.
+        ValueError: nothing is selected, a glob matches nothing, or a parameter is complex or has no values yet.
     """
 
     def __init__(self, model: nn.Module, selection: Selection = None) -> None:
         self.model = model
         chosen = _select(model, selection)
         for name, parameter in chosen:
+            _require_values(name, parameter)
             if parameter.is_complex():
                 raise ValueError(
                     f"parameter {name!r} is complex ({parameter.dtype}); only real ones can be protected. "
@@ -157,9 +158,33 @@ class ProtectedParameters:
                 "protect the model again; a saved memory can be loaded if names and shapes fit"
             )
 
+    def require_gradients(self) -> None:
+        """Raise ProtectionError in inference mode, whose tensors no later step may use."""
+        if torch.is_inference_mode_enabled():
+            raise ProtectionError("remembering and loading need gradients: call them outside torch.inference_mode()")
+
     def describe(self) -> list[dict[str, Any]]:
         """Return names and shapes in the form in which files store them."""
         return [{"name": n, "shape": list(s)} for n, s in zip(self.names, self.shapes, strict=True)]
+
+
+def _require_values(name: str, parameter: nn.Parameter) -> None:
+    """Raise ValueError for a parameter that training cannot change as it is: lazy, on the meta device, inference."""
+    if isinstance(parameter, nn.UninitializedParameter):
+        raise ValueError(
+            f"parameter {name!r} has no shape yet, since its module is lazy: run one batch through the model, make the "
+            "optimizer, and protect then"
+        )
+    if parameter.is_meta:
+        raise ValueError(
+            f"parameter {name!r} is on the meta device and has no values: load the weights first, for instance with "
+            "model.to_empty(device=...) and load_state_dict, make the optimizer, and protect then"
+        )
+    if parameter.is_inference():
+        raise ValueError(
+            f"parameter {name!r} was made in torch.inference_mode() and cannot be trained: build or load the model "
+            "outside of it"
+        )
 
 
 def _offsets(sizes: Iterable[int]) -> tuple[int, ...]:

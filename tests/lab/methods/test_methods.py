@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import sketchogd as so
 import sketchogd.paper
+from sketchogd.lab import Training, benchmark, fit
 from sketchogd.lab.methods import (
     KINDS,
     Learner,
@@ -26,6 +28,7 @@ from sketchogd.lab.methods import (
 from sketchogd.lab.methods.baselines import Baseline
 from sketchogd.lab.methods.baselines.examples import bytes_of_example
 from sketchogd.lab.methods.protected import Protected
+from sketchogd.lab.runs.config import model_for
 
 NAMES = [
     "sgd",
@@ -224,6 +227,42 @@ def test_wrong_names_come_with_the_nearest_right_ones() -> None:
 def test_a_budget_that_cannot_be_kept_is_refused(name: str, budget: int) -> None:
     with pytest.raises(ValueError, match=r"bytes|budget"):
         build(method(name, budget=budget), setup())
+
+
+class Hoarder(Learner):
+    """A method that knows nothing of budgets: a copy of the weights from the start, and one more for each task."""
+
+    def __init__(self, model: torch.nn.Module, at_once: int) -> None:
+        self.model, self.copies = model, [p.detach().clone() for p in model.parameters()] * at_once
+
+    def end_task(self, inputs: Any, targets: Any, head: int = 0) -> None:
+        self.copies += [p.detach().clone() for p in self.model.parameters()]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {str(i): copy for i, copy in enumerate(self.copies)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.tensors()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.copies = list(state.values())
+
+
+def test_an_own_method_that_keeps_more_than_its_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "hoarder", KINDS["sgd"])  # taken out again at the end
+    register("hoarder", "keeps copies of the weights", every=1, at_once=0)(
+        lambda settings, setup: Hoarder(setup.model, **settings.options)
+    )
+    stream = benchmark("split-mnist", tasks=3, n_train=20, n_test=20)
+    model = model_for(stream, 0)
+    one = sum(p.nbytes for p in model.parameters())
+    training = Training(epochs=1)
+    with pytest.raises(ValueError, match=rf"hoarder keeps {2 * one:,} bytes, more than its budget of {one:,}"):
+        fit(stream, model, method("hoarder", budget=one, at_once=2), training)
+    with pytest.raises(ValueError, match=rf"hoarder keeps {2 * one:,} bytes, more than its budget"):
+        fit(stream, model, method("hoarder", budget=one), training)  # after the second of three tasks
+    fit(stream, model, method("hoarder", budget=3 * one), training)
+    fit(stream, model, method("hoarder"), training)
 
 
 def test_labels_name_what_is_not_as_usual() -> None:

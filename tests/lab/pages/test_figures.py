@@ -131,12 +131,12 @@ def test_errors_in_coordinates_are_those_of_the_rows_themselves():
 
 def test_save_all_writes_each_figure_in_each_format(groups, tmp_path):
     folder = groups[0].runs[0].path.parent
-    write_run(folder / "other", "sgd", 0, [0.5] * 2, benchmark="../own stream")
+    write_run(folder / "other", "sgd", 0, [0.5] * 2, benchmark="own stream?")
     before = settings()
     paths = figures.save_all(folder, tmp_path / "figures", formats=("png", "pdf"))
     kinds = ("curves", "matrix", "pareto", "spectra")
     expected = {f"split-mnist-{kind}.{each}" for kind in kinds for each in ("png", "pdf")}
-    expected |= {f"-own-stream-{kind}.{each}" for kind in kinds[:3] for each in ("png", "pdf")}
+    expected |= {f"own-stream--{kind}.{each}" for kind in kinds[:3] for each in ("png", "pdf")}
     assert {path.relative_to(tmp_path / "figures").as_posix() for path in paths} == expected
     starts = {"png": b"\x89PNG", "pdf": b"%PDF"}
     assert all(path.read_bytes().startswith(starts[path.suffix[1:]]) for path in paths)

@@ -275,7 +275,7 @@ def test_a_kill_at_any_moment_leaves_whole_files(tmp_path: Path) -> None:
         "for i in itertools.count(1):",
         "    folder.append({'i': i, 'pad': 'x' * (i % 5000)})",
         "    folder.save_accuracy(np.full((50, 50), float(i)))",
-        "    folder.update(results=[i] * 2000)",
+        "    folder.update(results={str(j): i for j in range(2000)})",
         "    folder.checkpoint({'i': i, 'weights': torch.full((20_000,), float(i))})",
         "    if i == 3: print('going', flush=True)",
     )
@@ -292,7 +292,7 @@ def test_a_kill_at_any_moment_leaves_whole_files(tmp_path: Path) -> None:
         assert run.status == "running"
         assert run.accuracy is not None
         assert len(set(run.accuracy.flatten())) == 1
-        assert len(set(run.record["results"])) == 1
+        assert len(set(run.record["results"].values())) == 1
         events = RunFolder(tmp_path).events()
         assert [event["i"] for event in events] == list(range(1, len(events) + 1))
         state = RunFolder(tmp_path).resume()

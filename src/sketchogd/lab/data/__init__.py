@@ -1,6 +1,8 @@
 """Where labelled examples come from.
 
 * `sources`: where data sets are published, and their checksums
+* `pickles`: CIFAR's pickles, read without unpickling
 * `fileformats`: from bytes to arrays
+* `downloads`: fetching a published file
 * `datasets`: the embedded MNIST subset, and others from a folder or by download
 """

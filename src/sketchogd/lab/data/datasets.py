@@ -5,19 +5,16 @@ SKETCHOGD_DATA) that holds the files as they are published, either directly or i
 published file is compared with its checksum before it is read. `n` examples, `C` channels, `H` × `W` pixels.
 """
 
-import gzip
 import hashlib
 import io
 import os
-import urllib.request
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from sketchogd.lab.data import sources
+from sketchogd.lab.data import downloads, sources
 from sketchogd.lab.data.fileformats import (
     CIFAR_FOLDER,
     PART_KEYS,
@@ -27,8 +24,8 @@ from sketchogd.lab.data.fileformats import (
     read_idx,
     read_npz,
     read_parts,
+    unpacked,
 )
-from sketchogd.storage import atomic
 
 EMBEDDED = Path(__file__).parent / "mnist_subset.npz"
 EMBEDDED_SHA256 = "4722ca309b1105811671be7d0bf052201310e5f984a67754366cad1aac284423"
@@ -94,13 +91,14 @@ def load(name: str, folder: str | Path | None = None) -> LabelledImages:
 def download(name: str, folder: str | Path) -> list[Path]:
     """Fetch the published files of `name` over HTTPS into folder/name; what is there and verified stays as it is.
 
-    A file is checked against its SHA-256 and only then gets its name.
+    A file is checked against its SHA-256 and only then gets its name. A download that is cut off, larger than the
+    published file, or takes more than `downloads.SECONDS` leaves nothing behind.
 
     Returns:
         The paths of the files.
 
     Raises:
-        DataError: the set has no download, or a file came with another checksum.
+        DataError: the set has no download, or a file was cut off, too large, too slow or of another checksum.
         OSError: the network or the disk failed.
     """
     _known(name)
@@ -111,8 +109,8 @@ def download(name: str, folder: str | Path) -> list[Path]:
     paths = []
     for published in sources.PUBLISHED[name]:
         path = target / published.name
-        if not (path.is_file() and published.admits(path.read_bytes())):
-            _fetch(published, path)
+        if not (path.is_file() and path.stat().st_size <= published.limit and published.admits(path.read_bytes())):
+            downloads.fetch(published, path)
         paths.append(path)
     return paths
 
@@ -124,7 +122,7 @@ def available(folder: str | Path | None = None) -> list[Availability]:
         try:
             where = EMBEDDED if name == "mnist-subset" else _find(name, _root(name, folder))
             images = load(name, folder)
-        except DataError as error:
+        except (DataError, OSError) as error:
             rows.append(Availability(name, ready=False, verified=False, where="", note=str(error)))
             continue
         # CIFAR-100 parts are made by the user, so no published checksum exists; their counts are checked all the same.
@@ -193,17 +191,24 @@ def _load_idx(name: str, root: Path) -> LabelledImages:
     arrays = []
     for published in sources.PUBLISHED[name]:
         path = _idx_path(folder, published)
-        data = path.read_bytes()
-        content = data
+        content = data = _contents(path, published)
         if path.suffix == ".gz":
             try:
-                content = gzip.decompress(data)
-            except (OSError, EOFError, zlib.error) as error:
-                raise DataError(f"{path}: damaged ({error}). {sources.instructions(name, root)}") from error
+                content = unpacked(data, published.limit, str(path))
+            except DataError as error:
+                raise DataError(f"{error}. {sources.instructions(name, root)}") from error
         if not (published.admits(data) or published.admits(content)):
             raise DataError(f"{path}: the checksum is not that of {name}. {sources.instructions(name, root)}")
         arrays.append(read_idx(content, str(path)))
     return _images(name, 10, *arrays)
+
+
+def _contents(path: Path, published: sources.Published) -> bytes:
+    """The bytes of a file, unless it is larger than any form of the published one."""
+    size = path.stat().st_size
+    if size > published.limit:
+        raise DataError(f"{path}: {size:,} bytes are more than {published.name} can have")
+    return path.read_bytes()
 
 
 def _load_cifar100(root: Path) -> LabelledImages:
@@ -211,13 +216,13 @@ def _load_cifar100(root: Path) -> LabelledImages:
     archive = folder / sources.CIFAR_ARCHIVE.name
     extracted = folder / CIFAR_FOLDER
     if archive.is_file():
-        if not sources.CIFAR_ARCHIVE.admits(archive.read_bytes()):
+        if not sources.CIFAR_ARCHIVE.admits(_contents(archive, sources.CIFAR_ARCHIVE)):
             raise DataError(
                 f"{archive}: the checksum is not the published one. {sources.instructions('cifar100', root)}"
             )
         members = read_cifar_archive(archive)
     elif extracted.is_dir():
-        members = {split: (extracted / split).read_bytes() for split in ("train", "test")}
+        members = {split: _contents(extracted / split, sources.CIFAR_MEMBERS[split]) for split in ("train", "test")}
     else:
         arrays = read_parts(_parts(folder))
         images = _images("cifar100", 100, arrays["x_train"], arrays["y_train"], arrays["x_test"], arrays["y_test"])
@@ -244,12 +249,3 @@ def _images(
         return torch.from_numpy(y.astype(np.int64))
 
     return LabelledImages(pixels(x_train), labels(y_train), pixels(x_test), labels(y_test), name, classes)
-
-
-def _fetch(published: sources.Published, path: Path) -> None:
-    request = urllib.request.Request(published.url, headers={"User-Agent": "sketchogd"})
-    with urllib.request.urlopen(request, timeout=60) as response:
-        data = response.read()
-    if not published.admits(data):
-        raise DataError(f"{published.url} came with another checksum than the published one; nothing was kept")
-    atomic.write_bytes(path, data)

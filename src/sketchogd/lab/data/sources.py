@@ -11,11 +11,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Published:
-    """One published file: its name, the checksums it may have (hexadecimal SHA-256 or MD5) and where to get it."""
+    """One published file.
+
+    Args:
+        name: its name.
+        digests: the checksums it may have, hexadecimal SHA-256 or MD5.
+        url: where to get it.
+        limit: bytes that no form of it exceeds, packed or unpacked; larger files are refused unread.
+    """
 
     name: str
     digests: tuple[str, ...]
     url: str = ""
+    limit: int = 1 << 20
 
     def admits(self, data: bytes) -> bool:
         """Whether `data` has one of the checksums; the length of a checksum says which kind it is."""
@@ -34,6 +42,8 @@ _IDX_NAMES = (
     "t10k-images-idx3-ubyte.gz",
     "t10k-labels-idx1-ubyte.gz",
 )
+_IDX_LIMITS = (50_000_000, 100_000, 10_000_000, 20_000)
+"""Above the bytes of the unpacked files: 47,040,016, 60,008, 7,840,016 and 10,008."""
 # For each file the archive as published, then its contents.
 _MNIST_DIGESTS = (
     (
@@ -64,17 +74,18 @@ CIFAR_ARCHIVE = Published(
     "cifar-100-python.tar.gz",
     ("85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",),
     "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+    limit=170_000_000,
 )
 CIFAR_MEMBERS = {
-    "train": Published("cifar-100-python/train", ("16019d7e3df5f24257cddd939b257f8d",)),
-    "test": Published("cifar-100-python/test", ("f0ef6b0ae62326f3e7ffdfab6717acfc",)),
+    "train": Published("cifar-100-python/train", ("16019d7e3df5f24257cddd939b257f8d",), limit=156_000_000),
+    "test": Published("cifar-100-python/test", ("f0ef6b0ae62326f3e7ffdfab6717acfc",), limit=32_000_000),
 }
 """The two files inside the archive, for a folder in which it has been extracted (MD5 is what is published)."""
 
 PUBLISHED: dict[str, tuple[Published, ...]] = {
-    "mnist": tuple(Published(n, d, _MNIST_URL + n) for n, d in zip(_IDX_NAMES, _MNIST_DIGESTS, strict=True)),
+    "mnist": tuple(map(Published, _IDX_NAMES, _MNIST_DIGESTS, [_MNIST_URL + n for n in _IDX_NAMES], _IDX_LIMITS)),
     "fashion-mnist": tuple(
-        Published(n, d, _FASHION_URL + n) for n, d in zip(_IDX_NAMES, _FASHION_DIGESTS, strict=True)
+        map(Published, _IDX_NAMES, _FASHION_DIGESTS, [_FASHION_URL + n for n in _IDX_NAMES], _IDX_LIMITS)
     ),
     "cifar100": (CIFAR_ARCHIVE,),
 }

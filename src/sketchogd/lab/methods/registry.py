@@ -218,5 +218,23 @@ def method(
 
 
 def build(settings: Method, setup: Setup) -> Learner:
-    """The learner of a method: the object whose hooks the training loop calls."""
-    return KINDS[settings.name].build(settings, setup)
+    """The learner of a method: the object whose hooks the training loop calls.
+
+    Raises ValueError where it keeps more than the method's budget from the start.
+    """
+    learner = KINDS[settings.name].build(settings, setup)
+    require_within_budget(settings, learner)
+    return learner
+
+
+def require_within_budget(settings: Method, learner: Learner) -> None:
+    """Raise ValueError if a learner keeps more bytes than the method's budget, sketches offloaded to the host aside."""
+    if settings.budget is None:
+        return
+    offloaded = "sketch." if settings.options.get("offload") else None
+    kept = sum(t.nbytes for name, t in learner.tensors().items() if offloaded is None or not name.startswith(offloaded))
+    if kept > settings.budget:
+        raise ValueError(
+            f"{settings.name} keeps {kept:,} bytes, more than its budget of {settings.budget:,}. Its builder must "
+            "choose its size from settings.budget, or refuse one with a ValueError; or run it without a budget"
+        )

@@ -21,8 +21,11 @@ DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.5)))
 
 
 def figure(width: float, height: float) -> "Figure":
-    """An empty figure of that size in inches; the caller owns it."""
-    from matplotlib.figure import Figure
+    """An empty figure of that size in inches; the caller owns it. ImportError, with what to do, without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('figures are drawn by matplotlib, which is missing: pip install "sketchogd[lab]"') from error
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 

@@ -100,13 +100,13 @@ def heat_maps(groups: Sequence[Group]) -> "Figure | None":
     scored = _scored(groups)
     if not scored:
         return None
-    from matplotlib.ticker import MaxNLocator
-
     matrices = [group.matrices.mean(axis=0) for group, _ in scored]
     seen = np.concatenate([A[np.tril_indices(len(A))] for A in matrices])
     columns = min(4, len(scored))
     rows = -(-len(scored) // columns)
     figure = drawing.figure(2.0 * columns + 0.9, 2.15 * rows + 0.2)
+    from matplotlib.ticker import MaxNLocator
+
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, A, (group, _) in zip(axes, matrices, scored, strict=False):
         T = len(A)

@@ -16,6 +16,9 @@ from sketchogd.lab.methods import registry
 from sketchogd.lab.records import RecordError, Run, bundles
 from sketchogd.lab.streams import BENCHMARKS
 
+DAMAGED = "damaged: "
+"""How the reason begins for which a run that cannot be read is left out."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -58,6 +61,8 @@ def curves_of(benchmark: str) -> tuple[int, ...]:
 def collect(runs_folder: str | Path) -> tuple[list[Group], list[dict[str, str]]]:
     """All groups at or below a folder, in the order of the tables, and the runs left out with the reason.
 
+    The reason of a run that cannot be read begins with "damaged: ".
+
     Raises:
         RecordError: there are no run folders and no bundles.
     """
@@ -66,7 +71,7 @@ def collect(runs_folder: str | Path) -> tuple[list[Group], list[dict[str, str]]]
     left_out = []
     for name, found in bundles.everything(root):
         if isinstance(found, str):
-            left_out.append({"run": name, "reason": found})
+            left_out.append({"run": name, "reason": DAMAGED + found})
             continue
         run = found
         reason = _why_not(run)
@@ -79,6 +84,11 @@ def collect(runs_folder: str | Path) -> tuple[list[Group], list[dict[str, str]]]
     if not kept and not left_out:
         raise RecordError(f"{root}: expected run folders (each with a run.json) or bundles here or below, found none")
     return _grouped(list(kept.values())), left_out
+
+
+def damaged(runs_folder: str | Path) -> list[str]:
+    """A line for each run folder and bundle at or below a folder that cannot be read: its name and the reason."""
+    return [f"{name}: {found}" for name, found in bundles.everything(runs_folder) if isinstance(found, str)]
 
 
 def styles_of(groups: Sequence[Group]) -> list[int]:
@@ -133,10 +143,16 @@ def _grouped(runs: Sequence[Run]) -> list[Group]:
         for each, members in zip(flat, variants.values(), strict=True):
             told = [key for key in differing if each.get(key, "null") != "null"]
             variant = ", ".join(f"{key.removeprefix('options.')} {_shown(key, each[key])}" for key in told)
-            members.sort(key=lambda run: (str(type(run.config.get("seed"))), run.config.get("seed") or 0))
+            members.sort(key=_seed)
             groups.append(Group(benchmark, method, variant, tuple(members)))
     benchmarks, methods = list(BENCHMARKS), registry.listed()
     return sorted(groups, key=lambda g: (*_place(benchmarks, g.benchmark), *_place(methods, g.method), g.variant))
+
+
+def _seed(run: Run) -> tuple[str, Any]:
+    """By what runs of a group are sorted: seeds of one type by value."""
+    seed = run.config.get("seed")
+    return type(seed).__name__, 0 if seed is None else seed
 
 
 def _setting(config: Any, prefix: str = "") -> dict[str, Any]:

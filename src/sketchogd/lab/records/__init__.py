@@ -5,6 +5,7 @@
 * `sketch_errors`: what sketches of rising rank leave out of them
 * `checkpoint`: the state of an interrupted run
 * `digests`: which config a run is of
+* `schema`: what a record may say
 * `lock`: which process works on a run
 * `folder`: a run is a folder
 * `bundles`: many runs in one file
@@ -13,7 +14,6 @@
 from sketchogd.lab.records.digests import config_digest, identity, intact
 from sketchogd.lab.records.folder import (
     FORMAT,
-    RecordError,
     Run,
     RunFolder,
     State,
@@ -23,6 +23,7 @@ from sketchogd.lab.records.folder import (
     plan,
     state,
 )
+from sketchogd.lab.records.schema import RecordError
 
 __all__ = [
     "FORMAT",

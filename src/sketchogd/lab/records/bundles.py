@@ -7,6 +7,7 @@ folder of runs takes bundles too. Of a run that diverged a bundle has the error;
 not in bundles. `T` tasks.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 
 from sketchogd.lab import records
 from sketchogd.lab.methods import registry
-from sketchogd.lab.records import RecordError, Run
+from sketchogd.lab.records import RecordError, Run, schema
 from sketchogd.storage import atomic
 
 FORMAT = 1
@@ -25,20 +26,29 @@ HEAD = '{"bundle":'
 
 
 def everything(root: str | Path) -> Iterator[tuple[str, Run | str]]:
-    """All runs at or below `root`, in folders and in bundles, as (name, run); for what cannot be read, the reason."""
+    """All runs at or below `root`, in folders and in bundles, as (name, run); for what is damaged, the reason."""
     root = Path(root)
     for path in records.find(root):
         name = path.relative_to(root).as_posix()
         try:
-            yield name, records.load(path)
+            run = records.load(path)
+            run.evaluations()
+            yield name, run
         except ValueError as error:
-            yield name, str(error).removeprefix(f"{path}: ")
+            yield name, _reason(error, path)
     for path in find(root):
         name = path.relative_to(root).as_posix() if path != root else path.name
         try:
-            yield from ((f"{name}/{run.path.relative_to(path).as_posix()}", run) for run in read(path))
+            found = read(path)
         except ValueError as error:
-            yield name, str(error).removeprefix(f"{path}: ")
+            yield name, _reason(error, path)
+        else:
+            yield from ((f"{name}/{run.path.relative_to(path).as_posix()}", run) for run in found)
+
+
+def _reason(error: ValueError, path: Path) -> str:
+    """What an error says, without the folder that the reader gave."""
+    return str(error).removeprefix(f"{path}: ").replace(f"{path}/", "")
 
 
 def find(root: str | Path) -> list[Path]:
@@ -47,9 +57,10 @@ def find(root: str | Path) -> list[Path]:
     candidates = [root] if root.is_file() else sorted(root.rglob("*.json"))
     found = []
     for path in candidates:
-        with open(path, "rb") as file:
-            if file.read(len(HEAD)) == HEAD.encode():
-                found.append(path)
+        if path.is_file():
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                if file.read(len(HEAD)) == HEAD.encode():
+                    found.append(path)
     return found
 
 
@@ -76,15 +87,19 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
         RecordError: the file is damaged or of another format.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["bundle"] != FORMAT:
-            raise RecordError(f"{path}: a bundle of format {content['bundle']}; this version reads {FORMAT}")
-        entries: list[dict[str, Any]] = content["runs"]
-        for entry in entries:
-            if {"name", "digest", "config"} - entry.keys() or not {"accuracy", "error"} & entry.keys():
-                raise RecordError(f"{path}: a run lacks its name, digest, config or accuracy")
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        content = schema.parse(schema.read_text(path))
+        if not isinstance(content, dict) or not isinstance(content.get("runs"), list):
+            raise RecordError("it must have runs")
+        if content.get("bundle") == FORMAT:
+            for entry in content["runs"]:
+                schema.check_entry(entry)
+                if not records.intact(entry):
+                    raise RecordError(f"the digest of {entry['name']} is not that of its config")
+    except RecordError as error:
         raise RecordError(f"{path}: the bundle is damaged: {error}") from error
+    if content.get("bundle") != FORMAT:
+        raise RecordError(f"{path}: a bundle of format {content.get('bundle')}; this version reads {FORMAT}")
+    entries: list[dict[str, Any]] = content["runs"]
     return entries
 
 

@@ -26,17 +26,14 @@ import numpy as np
 import torch
 
 from sketchogd.lab.data.fileformats import DataError, read_npz
-from sketchogd.lab.records import checkpoint
+from sketchogd.lab.records import checkpoint, schema
 from sketchogd.lab.records.digests import config_digest, identity, intact
 from sketchogd.lab.records.lock import is_locked, try_lock
+from sketchogd.lab.records.schema import RecordError
 from sketchogd.storage import atomic
 
 FORMAT = 1
 LOCK = ".lock"
-
-
-class RecordError(ValueError):
-    """A run folder is damaged, of another format, or in use by another process."""
 
 
 class State(Enum):
@@ -168,10 +165,14 @@ class RunFolder:
             file.write(json.dumps(_standard(event), allow_nan=False) + "\n")
 
     def events(self) -> list[dict[str, Any]]:
-        """All events, in order; a last line that was cut off by a kill is left out."""
+        """All events, in order; a last line that was cut off by a kill is left out. RecordError if they are damaged."""
         path = self.path / "events.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        with _of(self.path, path.name):
+            text = schema.read_text(path) if path.exists() else ""
+            events = [schema.parse(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+            if not all(isinstance(event, dict) for event in events):
+                raise RecordError("an event must be an object")
+        return events
 
     def checkpoint(self, state: Any) -> None:
         """Write the state to resume from (a tree for `checkpoint.save`), with the number of events so far."""
@@ -190,7 +191,13 @@ class RunFolder:
         return tree["state"]
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        text = json.dumps(_standard(record), indent=2, allow_nan=False) + "\n"
+        plain = _standard(record)
+        try:
+            schema.check_config(plain["config"])
+            schema.check_fields(plain)
+        except RecordError as error:
+            raise RecordError(f"{self.path}: this cannot be recorded: {error}") from error
+        text = json.dumps(plain, indent=2, allow_nan=False) + "\n"
         atomic.write_bytes(self.path / "run.json", text.encode())
 
 
@@ -198,16 +205,18 @@ def load(path: str | Path) -> Run:
     """The run in the folder `path`.
 
     Raises:
-        RecordError: run.json is missing, damaged or of another format.
+        RecordError: run.json is missing, damaged (`schema`) or of another format, or accuracies are not numbers.
         DataError: accuracy.npz is damaged.
     """
     folder = Path(path)
     record = _read_json(folder)
     matrix = initial = None
     if (folder / "accuracy.npz").exists():
-        arrays = read_npz(folder / "accuracy.npz", ("matrix", "initial"))
-        matrix = arrays["matrix"]
-        initial = None if np.isnan(arrays["initial"]).all() else arrays["initial"]
+        arrays = read_npz(folder / "accuracy.npz", ("matrix", "initial"), limit=schema.FILE_BYTES)
+        matrix, initial = (arrays[key].astype(np.float64) for key in ("matrix", "initial"))
+        with _of(folder, "accuracy.npz"):
+            schema.check_accuracy(matrix, initial)
+        initial = None if np.isnan(initial).all() else initial
     return Run(
         folder,
         record["status"],
@@ -215,7 +224,7 @@ def load(path: str | Path) -> Run:
         record,
         matrix,
         initial,
-        lambda: [event for event in RunFolder(folder).events() if event.get("event") == "evaluation"],
+        lambda: _evaluations(folder, 0 if matrix is None else len(matrix)),
         lambda: _read_spectra(folder / "spectra.npz"),
     )
 
@@ -253,21 +262,44 @@ def plan(root: str | Path, configs: Mapping[str, Mapping[str, Any]]) -> dict[Sta
     return result
 
 
+@contextlib.contextmanager
+def _of(folder: Path, name: str) -> Iterator[None]:
+    """Let a RecordError say which file of the run is damaged."""
+    try:
+        yield
+    except RecordError as error:
+        raise RecordError(f"{folder}: {name} is damaged: {error}") from error
+
+
 def _read_json(folder: Path) -> dict[str, Any]:
     try:
-        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        with _of(folder, "run.json"):
+            record = schema.parse(schema.read_text(folder / "run.json"))
     except FileNotFoundError:
         raise RecordError(f"{folder}: no run here (run.json is missing)") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise RecordError(f"{folder}: run.json is damaged: {error}") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise RecordError(f"{folder}: run.json is not of format {FORMAT}")
     missing = {"status", "config", "digest"} - record.keys()
     if missing or record["status"] not in ("running", "finished", "failed"):
         raise RecordError(f"{folder}: run.json lacks {', '.join(sorted(missing)) or 'a known status'}")
-    if not isinstance(record["config"], dict) or not intact(record):
-        raise RecordError(f"{folder}: run.json is damaged: its digest is not that of its config")
+    with _of(folder, "run.json"):
+        schema.check_config(record["config"])
+        schema.check_fields(record)
+        if not intact(record):
+            raise RecordError("its digest is not that of its config")
     return record
+
+
+def _evaluations(folder: Path, tasks: int) -> list[dict[str, Any]]:
+    """The evaluations among the events of a run.
+
+    Raises:
+        RecordError: events.jsonl is damaged.
+    """
+    found = [event for event in RunFolder(folder).events() if event.get("event") == "evaluation"]
+    with _of(folder, "events.jsonl"):
+        schema.check_evaluations(found, tasks)
+    return found
 
 
 def _read_spectra(path: Path) -> dict[str, np.ndarray]:

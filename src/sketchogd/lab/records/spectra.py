@@ -23,14 +23,19 @@ class Spectrum:
 
 
 def read(arrays: Mapping[str, np.ndarray]) -> Spectrum | None:
-    """The spectrum in the arrays of a run; None if there is none, or if its values are not finite or start at 0."""
+    """The spectrum in the arrays of a run; None if there is none, or if it is not one.
+
+    Its values must be finite and positive at the first of their indices, which must rise.
+    """
     s = np.asarray(arrays.get("singular_values", ()), dtype=float).ravel()
     index = np.asarray(arrays.get("index", np.arange(1, len(s) + 1)))
-    if not len(s) or not np.isfinite(s).all() or s[0] <= 0:
+    if not len(s) or not np.isfinite(s).all() or s[0] <= 0 or index.shape != s.shape:
         return None
-    if "stable_rank" in arrays:
-        return Spectrum(index, s, np.asarray(arrays["stable_rank"]).item())
-    return Spectrum(index, s, float(np.sum(s**2) / s[0] ** 2))
+    rank = np.asarray(arrays.get("stable_rank", np.sum(s**2) / s[0] ** 2), dtype=float)
+    rising = index[0] > 0 and (np.diff(index) > 0).all() and index[-1] < 2**53
+    if not rising or rank.size != 1 or not np.isfinite(rank).all():
+        return None
+    return Spectrum(index, s, rank.item())
 
 
 def mean_spectrum(runs: Iterable[Mapping[str, np.ndarray]]) -> Spectrum | None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sketchogd.lab import models, records
 from sketchogd.lab.methods import Learner, Method, Setup, build
 from sketchogd.lab.methods.baselines.examples import bytes_of_example
+from sketchogd.lab.methods.registry import require_within_budget
 from sketchogd.lab.records import metrics
 from sketchogd.lab.runs import recording
 from sketchogd.lab.runs.clock import Clock
@@ -81,6 +82,7 @@ def fit(
 
     Raises:
         FloatingPointError: the loss is no longer finite.
+        ValueError: the method cannot be built, or keeps more than its budget.
     """
     training, processes = training or Training(), processes or Alone()
     heads = Heads(model.to(device), stream.recipes[0].head)
@@ -89,7 +91,7 @@ def fit(
     shared: dict[str, Any] = {"group": processes.group, "own": processes.own}
     setup = Setup(model, optimizer, heads.loss, len(stream), example_nbytes, protected, seed, **shared)
     learner = build(method, setup)
-    loop = TaskLoop(stream, heads, optimizer, learner, training, seed, device, folder, progress, processes)
+    loop = TaskLoop(stream, heads, optimizer, learner, method, training, seed, device, folder, progress, processes)
     loop.train()
     return loop.result()
 
@@ -111,6 +113,7 @@ class TaskLoop:
     heads: Heads
     optimizer: torch.optim.Optimizer
     learner: Learner
+    method: Method
     training: Training
     seed: int
     device: str | torch.device
@@ -183,6 +186,7 @@ class TaskLoop:
         self.tell(self.training.epochs, f"remembering task {task + 1} of {T}")
         with self.clock.measuring("remember"):
             self.learner.end_task(x, y, self.heads.current)
+        require_within_budget(self.method, self.learner)
         self.accuracies.matrix[task] = self.evaluate(T)
         if self.folder is not None:
             self.folder.save_accuracy(self.accuracies.matrix, self.accuracies.initial)
