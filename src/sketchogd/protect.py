@@ -69,6 +69,11 @@ def protect(
         raise ValueError(f"every is the number of steps between projections, at least 1; got {every!r}")
     inner, group = _unwrapped(model, group)
     chosen = ProtectedParameters(inner, parameters)
+    if chosen.device.type == "meta":
+        raise ValueError(
+            "the parameters are on the meta device, where they have no values: load the weights first, or call "
+            'model.to_empty(device="cpu") and initialise them, and make the optimizer after that'
+        )
     team = _team(chosen, group, shard)
     reason = None
     if memory is None:

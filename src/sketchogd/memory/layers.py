@@ -181,7 +181,9 @@ class LayerMemory(Memory):
         every = self.output is every_logit
         signs = next(reading.signs(1, self.seed) if every else sign_rows(reading.outputs.detach(), 1, self.seed))
         weights = [layer.weight for layer in unseen]
-        found = torch.autograd.grad(reading.outputs, weights, signs.view_as(reading.outputs), retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(
+            reading.outputs, weights, signs.view_as(reading.outputs), retain_graph=True, allow_unused=True
+        )
         names = [layer.name for layer, g in zip(unseen, found, strict=True) if g is not None and bool((g != 0).any())]
         if names:
             warnings.warn(

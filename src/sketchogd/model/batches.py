@@ -26,7 +26,7 @@ def true_logit(output: Any, target: Tensor | None) -> Tensor:
     | (T, C), tokens | (T,) classes | the sum of the logits of the positions' classes |
     | (C, H, W), pixels, or (C, T) | (H, W) or (T,) classes | the same |
     | () or (1,) | a number or class | the output itself: regression, or one logit for two classes |
-    | (C,) or (T, C) | as many numbers in [0, 1] | their sum weighted by the target: one-hot classes, several labels |
+    | (C,) or (T, C) | as many labels 0 and 1, or probabilities | their sum weighted by these: one-hot classes too |
 
     Positions with a class below 0 (−100) do not count. Where `remember` calls it, positions of padding do not count
     either, and for a causal language model of transformers, whose labels are those of the inputs, position t has the
@@ -185,7 +185,8 @@ def batch_size(inputs: Any) -> int:
     sizes: set[int] = set()
     map_tensors(lambda t: sizes.add(t.shape[0] if t.ndim else -1), inputs)
     if len(sizes) != 1 or -1 in sizes:
-        raise ValueError(f"a batch needs tensors with one common first dimension; got {sorted(sizes) or type(inputs)}")
+        found = f"first dimensions {sorted(sizes)}" if sizes else f"no tensor in a {type(inputs).__name__}"
+        raise ValueError(f"a batch needs tensors with one common first dimension, one entry per example; got {found}")
     return sizes.pop()
 
 
@@ -196,13 +197,34 @@ def map_tensors_of_output(function: Callable[[Tensor], Tensor], output: Any) -> 
     return function(logits_of(output))
 
 
-def limited(batches: Iterable[Any], examples: int | None) -> Iterator[tuple[Any, Any]]:
-    """Yield (inputs, targets) of each batch, up to the given number of examples (None: all)."""
+def require_batches(batches: Any, examples: Any) -> None:
+    """Raise TypeError, with what to do, where one batch came in place of a loader, or targets in place of a number."""
+    pair = isinstance(batches, (tuple, list)) and len(batches) == 2 and isinstance(batches[1], Tensor)
+    if pair:
+        inputs, targets = batches
+        same = isinstance(inputs, Tensor) and inputs.shape == targets.shape and inputs.dtype == targets.dtype
+        alike = isinstance(inputs, Tensor) and inputs.shape[1:] == targets.shape[1:] and inputs.dtype == targets.dtype
+        pair = not same and not alike and isinstance(inputs, (Tensor, Mapping))
+    if pair or isinstance(batches, (Tensor, Mapping)) or isinstance(examples, (Tensor, Mapping, tuple, list)):
+        raise TypeError(
+            "remember takes a loader, a dataset or a list of batches, and then how many examples to take. One batch "
+            "alone is remember([(inputs, targets)]), or remember([batch]) for a mapping"
+        )
+
+
+def limited(batches: Iterable[Any], examples: int | None, most: int | None = None) -> Iterator[tuple[Any, Any]]:
+    """Yield (inputs, targets) of each batch, up to the given number of examples (None: all).
+
+    Args:
+        batches: batches as `split_batch` takes them.
+        examples: how many examples are taken.
+        most: how many inputs the model takes at most, if that is known.
+    """
     left = examples
     for batch in batches:
         if left is not None and left <= 0:
             break
-        inputs, targets = split_batch(batch)
+        inputs, targets = split_batch(batch, most)
         if left is not None:
             take = min(left, batch_size(inputs))
             inputs, targets = (map_tensors(lambda t: t[:take], value) for value in (inputs, targets))  # noqa: B023
@@ -210,10 +232,15 @@ def limited(batches: Iterable[Any], examples: int | None) -> Iterator[tuple[Any,
         yield inputs, targets
 
 
-def split_batch(batch: Any) -> tuple[Any, Any]:
+def split_batch(batch: Any, most: int | None = None) -> tuple[Any, Any]:
     """Split a batch into (inputs, targets): a pair, a mapping with "labels", or a tensor of inputs, with targets None.
 
-    Raises TypeError for anything else.
+    Of (inputs, targets, …) the rest is left out if it is a number for each example (the task of Avalanche, an index)
+    and the model takes one input, so that it cannot be another. Raises TypeError for anything else.
+
+    Args:
+        batch: what a loader yields.
+        most: how many inputs the model takes at most, None if that is not known.
 
     >>> split_batch({"input_ids": 1, "labels": 2})
     ({'input_ids': 1}, 2)
@@ -223,9 +250,23 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
         return inputs, batch.get("labels")
     if isinstance(batch, Tensor):
         return batch, None
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+    several = isinstance(batch, (tuple, list))
+    if several and (len(batch) == 2 or (len(batch) > 2 and most == 1 and all(map(_is_number, batch[2:])))):
         return batch[0], batch[1]
+    if several and len(batch) > 2:
+        raise TypeError(
+            f"a batch of {len(batch)} does not say which are inputs and which targets: yield ((input, input), targets) "
+            "for a model that takes both inputs, or (inputs, targets) without the rest, such as "
+            "protection.remember(((x, y) for x, y, _ in loader))"
+        )
     raise TypeError(
         f'a batch is (inputs, targets), a mapping with "labels", or a tensor of inputs; got {type(batch).__name__}'
-        + (f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else "")
+        + (f" of length {len(batch)}" if several else "")
     )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether this is one whole number for each example, or for all."""
+    if not isinstance(value, Tensor):
+        return value is None or isinstance(value, (int, str))
+    return value.ndim <= 1 and not value.is_floating_point()

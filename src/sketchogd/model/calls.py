@@ -42,6 +42,7 @@ class Call:
         targets: for outputs of this library in line with the model's outputs; for others as they came.
         keywords: more keyword arguments.
         counted: which positions (b, T) of outputs (b, T, V) count, or (b, H, W) of (b, C, H, W); None for all.
+        tokens: which positions (b, T) of the inputs are not padding; None for all.
     """
 
     model: nn.Module
@@ -49,6 +50,7 @@ class Call:
     targets: Any
     keywords: Mapping[str, Any]
     counted: Tensor | None
+    tokens: Tensor | None
 
     @staticmethod
     def of(model: nn.Module, inputs: Any, targets: Any, output: Output) -> "Call":
@@ -59,44 +61,44 @@ class Call:
         """
         takes = Takes.of(model)
         named = takes.by_name(inputs)
-        takes.require_known(model, named)
+        takes.require_known(model, inputs)
         keywords = {"use_cache": False} if "use_cache" in takes.names and "use_cache" not in named else {}
         more = _decoder_inputs(model, named, targets, "labels" in takes.names)
         if more:
             inputs = {**named, **more}
-        plain = Call(model, inputs, targets, keywords, None)
+        decodes = any(name in named for name in DECODER_INPUTS) or _encodes_and_decodes(model)
+        tokens = None if decodes else _mask(named, "attention_mask")
+        plain = Call(model, inputs, targets, keywords, None, tokens)
         if output is not every_logit and not reads_targets(output):
             return plain
-        labels, padding = _labels(targets), _not_padding(model, named)
-        if labels is not None:
-            if padding is not None and padding.shape == labels.shape:
-                labels = labels.masked_fill(~padding, IGNORED)
-            if labels.ndim == 2 and "labels" in takes.names and not more and plain.shifts_labels():
-                labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
-            if padding is not None and padding.shape == labels.shape:
-                labels = labels.masked_fill(~padding, IGNORED)
-        counted = padding if labels is None else labels >= 0
-        return replace(plain, targets=targets if labels is None else labels, counted=counted)
+        outputs = _mask(named, "decoder_attention_mask") if decodes else tokens
+        labels = _without_padding(_labels(targets), outputs)
+        if labels is None:
+            return replace(plain, counted=outputs)
+        if labels.ndim == 2 and "labels" in takes.names and not decodes and plain.shifts_labels():
+            shifted = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], 1)
+            labels = _without_padding(shifted, outputs)
+            assert labels is not None
+        return replace(plain, targets=labels, counted=labels >= 0)
 
     def run(self) -> Any:
         """What the model returns."""
         try:
             return call(self.model, self.inputs, **self.keywords)
         except ValueError as error:
-            if any(name in str(error) for name in DECODER_INPUTS):
-                raise ValueError(
-                    f"{type(self.model).__name__} is an encoder-decoder, and the batch has neither labels nor "
-                    'decoder_input_ids: pass a mapping with "labels" (as DataCollatorForSeq2Seq makes), which its '
-                    "decoder reads in training"
-                ) from error
-            raise
+            named = Takes.of(self.model).by_name(self.inputs)
+            if not _encodes_and_decodes(self.model) or any(name in named for name in ("labels", *DECODER_INPUTS)):
+                raise
+            raise ValueError(
+                f"{type(self.model).__name__} is an encoder-decoder, and the batch has neither labels nor "
+                'decoder_input_ids: pass a mapping with "labels" (as DataCollatorForSeq2Seq makes), which its decoder '
+                "reads in training"
+            ) from error
 
     def part(self, place: slice) -> "Call":
         """The same call with some of the examples."""
-        inputs, targets, counted = (
-            map_tensors(lambda t: t[place], value) for value in (self.inputs, self.targets, self.counted)
-        )
-        return replace(self, inputs=inputs, targets=targets, counted=counted)
+        parts = {key: getattr(self, key) for key in ("inputs", "targets", "counted", "tokens")}
+        return replace(self, **{key: map_tensors(lambda t: t[place], value) for key, value in parts.items()})
 
     def shifts_labels(self) -> bool:
         """Whether the model compares labels (b, T) with the outputs of the position before, as causal language models.
@@ -148,14 +150,25 @@ class Takes:
             return dict(inputs)
         return dict(zip(self.positional, inputs if isinstance(inputs, (tuple, list)) else [inputs], strict=False))
 
-    def require_known(self, model: nn.Module, named: Mapping[str, Any]) -> None:
-        """Raise TypeError if a batch has keyword arguments that the model does not take."""
-        unknown = [] if self.any_keyword else [name for name in named if name not in self.names]
-        if unknown:
+    @property
+    def most(self) -> int | None:
+        """How many positional inputs may come; None for any number."""
+        return None if self.many else len(self.positional)
+
+    def require_known(self, model: nn.Module, inputs: Any) -> None:
+        """Raise TypeError if a batch has inputs that the model does not take."""
+        name, arguments = type(model).__name__, ", ".join(map(repr, self.names)) or "nothing"
+        if isinstance(inputs, Mapping):
+            unknown = [] if self.any_keyword else [key for key in inputs if key not in self.names]
+            if unknown:
+                raise TypeError(
+                    f"the batch has {', '.join(map(repr, unknown))}, and {name} takes {arguments}. Targets are named "
+                    '"labels" in a mapping, or come as (inputs, targets); leave out what the model does not take'
+                )
+        elif isinstance(inputs, (tuple, list)) and self.most is not None and len(inputs) > self.most:
             raise TypeError(
-                f"the batch has {', '.join(map(repr, unknown))}, and {type(model).__name__} takes "
-                f"{', '.join(map(repr, self.names)) or 'nothing'}. Targets are named \"labels\" in a mapping, or come as "
-                "(inputs, targets); leave out what the model does not take"
+                f"the inputs are a {type(inputs).__name__} of {len(inputs)}, and {name} takes {arguments}. Inputs and "
+                "targets of one batch are observe(inputs, targets), or remember([(inputs, targets)])"
             )
 
 
@@ -168,11 +181,17 @@ def _labels(targets: Any) -> Tensor | None:
     return targets if whole and targets.ndim > 1 else None
 
 
-def _not_padding(model: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
-    """Which positions (b, T) of the outputs are of tokens, from the attention mask; None if there is none."""
-    decodes = any(name in named for name in DECODER_INPUTS) or _encodes_and_decodes(model)
-    mask = named.get("decoder_attention_mask" if decodes else "attention_mask")
+def _mask(named: Mapping[str, Any], name: str) -> Tensor | None:
+    """Which positions (b, T) are of tokens, from a mask of that name; None if there is none of that shape."""
+    mask = named.get(name)
     return mask != 0 if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+
+def _without_padding(labels: Tensor | None, tokens: Tensor | None) -> Tensor | None:
+    """Labels that are ignored at padding, where they have its positions."""
+    if labels is None or tokens is None or labels.shape != tokens.shape:
+        return labels
+    return labels.masked_fill(~tokens, IGNORED)
 
 
 def _encodes_and_decodes(model: nn.Module) -> bool:
@@ -192,8 +211,6 @@ def _decoder_inputs(model: nn.Module, named: Mapping[str, Any], targets: Any, ta
 
 def _loss_depends_on_position_before(one: Call) -> bool:
     """See `Call.shifts_labels`."""
-    if _encodes_and_decodes(one.model):
-        return False  # the decoder's inputs are shifted, its labels are not
     inputs = _of_two_tokens(one.inputs, one.targets.shape[1])
     T = max(2, one.targets.shape[1])
     named = Takes.of(one.model).by_name(inputs)
@@ -211,8 +228,8 @@ def _loss_depends_on_position_before(one: Call) -> bool:
     touched = [] if gradient is None else gradient[0].abs().amax(-1).nonzero().flatten().tolist()
     if touched not in ([T - 1], [T - 2]):
         raise ValueError(
-            f"the loss of {type(one.model).__name__} does not tell whether it shifts labels by one token; pass output=, "
-            "a function of one example's output and labels that gives a scalar, such as so.every_logit"
+            f"the loss of {type(one.model).__name__} does not tell whether it shifts labels by one token; pass an "
+            "output= of your own, a function of one example's output and labels, which gets the labels as they are"
         )
     return touched == [T - 2]
 

@@ -58,13 +58,18 @@ class ProtectedParameters:
     True if the parameters are DTensors.
 
     Raises:
-        ValueError: nothing is selected, a glob matches nothing, or a parameter is complex.
+        ValueError: nothing is selected, a glob matches nothing, or a parameter is complex or has no size yet.
     """
 
     def __init__(self, model: nn.Module, selection: Selection = None) -> None:
         self.model = model
         chosen = _select(model, selection)
         for name, parameter in chosen:
+            if isinstance(parameter, nn.UninitializedParameter):
+                raise ValueError(
+                    f"parameter {name!r} of a lazy module has no size yet: run the model on one batch before it is "
+                    "protected, and make the optimizer after that"
+                )
             if parameter.is_complex():
                 raise ValueError(
                     f"parameter {name!r} is complex ({parameter.dtype}); only real ones can be protected. "

@@ -127,6 +127,13 @@ class Reading:
         """Every use of the layers' weights, in order."""
         return self._recorded[1]
 
+    def uses_of_tokens(self) -> list[Use]:
+        """The uses with the inputs of all positions but those of padding, for what remembers inputs alone."""
+        tokens = self.call.tokens
+        if tokens is None:
+            return self.uses
+        return [replace(use, input=_of_tokens(use, tokens)) for use in self.uses]
+
     @property
     def logits(self) -> Tensor:
         """The logits that the model returned."""
@@ -192,6 +199,14 @@ class Reading:
     def again(self) -> "Reading":
         """Another forward pass."""
         return replace(self)
+
+
+def _of_tokens(use: Use, tokens: Tensor) -> Tensor:
+    """The input of a use without padding, where it has one entry for each position (b, T) or (b · T)."""
+    positions = use.input.shape if use.layer.kind == "embedding" else use.input.shape[:-1]
+    if use.layer.kind == "conv" or positions not in (tokens.shape, (tokens.numel(),)):
+        return use.input
+    return use.input[tokens.view(positions)]
 
 
 def _with_signs(weights: Iterator[Tensor], seed: int) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""What targets mean for the outputs of a model: classes, weights of logits, or values; and errors for those that fit none.
+"""What targets mean for the outputs of a model: classes, weights of logits, or values; errors for those that fit none.
 
 Letters: C classes; the shapes of an example are those without the batch dimension.
 """
@@ -18,7 +18,8 @@ def class_axis(logits: Shape, target: Tensor) -> int | None:
     axis S (tokens) and (C, *S) for several (pixels). A single logit, floats, booleans, and integers with the shape of
     the logits are values. Raises ValueError for shapes that do not fit each other.
 
-    >>> class_axis((21, 8, 8), torch.zeros(8, 8, dtype=torch.long)), class_axis((7, 21), torch.zeros(7, dtype=torch.long))
+    >>> pixels, tokens = torch.zeros(8, 8, dtype=torch.long), torch.zeros(7, dtype=torch.long)
+    >>> class_axis((21, 8, 8), pixels), class_axis((7, 21), tokens)
     (0, -1)
     """
     shape, count = tuple(target.shape), _count(logits)
@@ -64,19 +65,22 @@ def require_targets(logits: Shape, targets: Any, name: str, sums_to_one: bool) -
     axis = class_axis(logits, targets[0])
     if axis is not None:
         _require_in_range(targets, logits[axis])
-    elif sums_to_one:
-        sums = targets.flatten(1).sum(1).double() if targets.ndim > 1 else targets.double()
-        if _count(logits) == 1 or not bool(((sums - 1).abs() < 1e-3).all()) or bool((targets < 0).any()):
-            raise ValueError(
-                f"{name} is for classes: their numbers, or probabilities that sum to one. For one output, several "
-                "labels or regression pass output=so.true_logit or so.every_logit, or a function that gives a scalar"
-            )
-    elif _count(logits) > 1 and not bool(((targets >= 0) & (targets <= 1)).all()):
+    elif sums_to_one and (_count(logits) == 1 or not _sum_to_one(targets)):
         raise ValueError(
-            f"{name} takes targets of {_count(logits)} outputs an example as the weights of their sum, which lie "
-            f"between 0 and 1 (labels, one-hot classes); got {float(targets.min()):g} to {float(targets.max()):g}. For "
-            "regression pass output=so.every_logit, which remembers every output"
+            f"{name} is for classes: their numbers, or probabilities that sum to one. For one output, several labels "
+            "or regression pass output=so.true_logit or so.every_logit, or a function that gives a scalar"
         )
+    elif _count(logits) > 1 and not _sum_to_one(targets) and not bool(((targets == 0) | (targets == 1)).all()):
+        raise ValueError(
+            f"{name} takes targets for each of {logits} outputs where they say which of them are meant: labels 0 and "
+            f"1, or probabilities of classes that sum to one; got {float(targets.min()):g} to "
+            f"{float(targets.max()):g}. For regression pass output=so.every_logit, which remembers every output"
+        )
+
+
+def _sum_to_one(targets: Tensor) -> bool:
+    near = (targets.double().sum(-1) - 1).abs() < 1e-3
+    return targets.ndim > 1 and bool(near.all()) and bool((targets >= 0).all())
 
 
 def _require_in_range(targets: Tensor, classes: int) -> None:
