@@ -85,7 +85,9 @@ class GradientSignals:
         """How the model is called with a batch, whose targets are checked against the outputs of one example."""
         with evaluating(self.parameters.model):
             call = Call.of(self.parameters.model, inputs, targets, self.output)
-            if call.targets is not None and reads_targets(self.output):
+            if self.parameters.split:
+                self.parameters.require_unchanged()  # a forward pass alone leaves gathered parameters in the model
+            elif call.targets is not None and reads_targets(self.output):
                 if self._logits is None or len(self._logits) > 1:  # of sequences the next batch has other lengths
                     with torch.no_grad():
                         self._logits = logits_of(call.part(slice(0, 2)).run()).shape[1:]
