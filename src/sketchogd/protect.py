@@ -44,7 +44,8 @@ def protect(
         memory: in place of a budget a `LayerMemory`, a `GradientMemory`, or a sketch, which means a gradient memory.
         parameters: what is protected, by default all parameters that require gradients.
         output: the scalar of an example that must not change; by default the true logit for gradient memories and
-            every logit for layer memories.
+            every logit for layer memories. What these are for tokens, pixels, regression and several labels is in
+            docs/outputs.md.
         every: project the joint displacement of so many steps.
         seed: for the memory that a budget picks.
         group: the process group, for models that are neither DDP nor FSDP2.
