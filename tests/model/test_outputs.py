@@ -6,19 +6,21 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sketchogd as so
+from sketchogd.model import signs
 from sketchogd.model.batches import split_batch
 from sketchogd.model.signs import position_signs, sign_rows
 
 
 class Net(nn.Module):
-    """A linear layer whose outputs get any shape."""
+    """A linear layer whose outputs get any shape, times a parameter that belongs to no layer."""
 
     def __init__(self, *shape):
         super().__init__()
         self.linear, self.shape = nn.Linear(4, int(torch.Size(shape).numel())), shape
+        self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x):
-        return self.linear(x).view(len(x), *self.shape)
+        return self.scale * self.linear(x).view(len(x), *self.shape)
 
 
 x = torch.linspace(-1, 1, 24).view(6, 4).sin()
@@ -93,8 +95,13 @@ def moment(rows):
     return rows.T @ rows
 
 
-def test_signs_of_sequences_are_unbiased():
-    """E[δ δᵀ] over 1,000 seeds is the identity: entries have mean 0 and a standard error of 1/√1,000 = .032."""
+@pytest.mark.parametrize("places", [signs.PLACES, 1])
+def test_signs_of_sequences_are_unbiased(places, monkeypatch):
+    """E[δ δᵀ] over 1,000 seeds is the identity, also where all positions take their signs from the same place.
+
+    Entries have mean 0 and a standard error of 1/√1,000 = .032.
+    """
+    monkeypatch.setattr(signs, "PLACES", places)
     logits = torch.zeros(1, 3, 7)
     rows = torch.cat([next(sign_rows(logits, 1, seed)).view(1, -1) for seed in range(1000)])
     assert torch.equal(rows.abs(), torch.ones_like(rows))
@@ -140,12 +147,11 @@ def test_signs_of_a_large_vocabulary_take_one_tensor_of_the_size_of_the_logits()
     counted = torch.ones(2, 16, 1, dtype=torch.bool)
     with Allocations() as seen:
         seen.sizes = []
-        for signs in sign_rows(logits, 1, 0, counted):
-            assert signs.shape == logits.shape
+        for row in sign_rows(logits, 1, 0, counted):
+            assert row.shape == logits.shape
     large = [size for size in seen.sizes if size > logits.nbytes // 4]
     assert large == [logits.nbytes]
-    signs = position_signs(torch.arange(4), logits[0, :, :9], 0)
-    assert signs.shape == (4, 16, 9)
+    assert position_signs(torch.arange(4), logits[0, :, :9], 0).shape == (4, 16, 9)
 
 
 # ---------------------------------------------------------------- errors at the border
@@ -165,14 +171,16 @@ def test_targets_that_mean_nothing_are_refused_and_nothing_is_remembered(message
     protection = so.protect(model, torch.optim.SGD(model.parameters(), 0.1), memory=memory(4), output=so.true_logit)
     protection.remember([(x, torch.arange(6) % 3)])
     before = [sketch.summand().clone() for _, sketch in protection.memory.sketches()]
-    if memory is so.ProductSketch:
-        protection.memory.signals.chunk = 1  # several chunks, and only the last is wrong
     y = BAD_TARGETS[message].clone()
     if message.startswith("class 3"):
         y[:5] = 0
         y[5] = 3
-    with pytest.raises(ValueError, match=message):
-        protection.observe(x, y)
+    for chunk in (6, 1):  # in several chunks only the last is wrong
+        if memory is so.ProductSketch:
+            assert protection.memory.signals.path == "vmap"
+            protection.memory.signals.chunk = chunk
+        with pytest.raises(ValueError, match=message):
+            protection.observe(x, y)
     assert protection.memory.examples == 6
     after = [sketch.summand() for _, sketch in protection.memory.sketches()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
