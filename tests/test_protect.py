@@ -62,8 +62,10 @@ def test_remember_takes_loaders_mappings_and_a_limit():
     assert protection.memory.examples == 58
     protection.remember(loader.dataset)
     assert protection.memory.examples == 82
-    with pytest.raises(TypeError, match="got tuple of length 3"):
-        protection.remember([(x, y, y)])
+    protection.remember([(x, y, y)])  # numbers of tasks, which this model cannot take
+    assert protection.memory.examples == 106
+    with pytest.raises(TypeError, match="a batch of 3"):
+        protection.remember([(x, y, x)])
     assert model.training
 
 

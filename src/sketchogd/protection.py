@@ -20,7 +20,8 @@ from .distributed.team import Batch, Team
 from .errors import ProtectionError, ProtectionWarning
 from .ledger import Held, Ledger
 from .memory import Memory
-from .model.batches import Output, batch_size, limited, map_tensors
+from .model.batches import Output, batch_size, limited, map_tensors, require_batches
+from .model.calls import Takes
 from .model.parameters import ProtectedParameters, local
 from .optimizer.hooks import UpdateProjection
 from .optimizer.kinds import require_optimizer
@@ -76,14 +77,18 @@ class Protection:
         """Remember a task: observe its batches, end the task, refresh the projector.
 
         `batches` is a loader, a list or a dataset that yields (inputs, targets), or mappings with "labels" (the rest
-        are keyword inputs), or inputs alone where no targets are needed. `examples` limits how many are taken, in the
-        order they come. With several processes, all call it, each with examples of its own, or with none; what a
-        DistributedSampler repeats is left out.
+        are keyword inputs, as the collators of transformers make them), or inputs alone where no targets are needed.
+        Of (inputs, targets, task) the numbers of tasks are left out if the model takes one input. Padding is not
+        remembered, and labels of language models are read as the model's own loss reads them (docs/outputs.md).
+        `examples` limits how many are taken, in the order they come. With several processes, all call it, each with
+        examples of its own, or with none; what a DistributedSampler repeats is left out.
         """
+        require_batches(batches, examples)
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
             batches = DataLoader(batches, batch_size=256)
         before = self.memory.examples
-        self._observe(limited(batches, self._team.limit(batches, examples)))
+        most = Takes.of(self.parameters.model).most
+        self._observe(limited(batches, self._team.limit(batches, examples), most))
         if self.memory.examples == before:
             warnings.warn(
                 "no examples came, so nothing was remembered: is the loader or generator empty, or used up by "

@@ -229,6 +229,7 @@ Linear = GradientSketch | ProductSketch | SymmetricSketch
 def _chunks(memory: GradientMemory, batches: Iterable[Batch]) -> Iterator[Tensor]:
     for inputs, targets in batches:
         if batch_size(inputs):
+            inputs, targets = memory.prepared(inputs, targets)
             memory.signals.require_finite(inputs, targets)
             yield from memory.signals.chunks(inputs, targets)
 

@@ -72,13 +72,13 @@ class SinglePositions(Curvature):
     def stage(self, factors: Factors, reading: Reading) -> Commit:
         """See `Curvature`; one forward pass and one backward pass per logit or combination of logits."""
         sketches = {(name, part): sketch for name, each in factors.items() for part, sketch in each.sketches()}
-        products, seen = None, []
+        products, seen, uses = None, [], reading.uses_of_tokens()
         outputs = any(part == "outputs" for _, part in sketches)
         if all(Product.possible(sketch) for sketch in sketches.values()):
-            products = products_of(reading.uses, reading.deltas() if outputs else iter(()), sketches)
+            products = products_of(uses, reading.deltas() if outputs else iter(()), sketches)
             if products is None:
                 reading = reading.again()
-        uses = reading.uses
+                uses = reading.uses_of_tokens()
         if products is None:
             # A sketch of another kind, or numbers that are not finite or that float32 cannot square: row by row.
             seen = list(reading.deltas()) if outputs else []

@@ -13,9 +13,11 @@ import torch
 from ..coverage import Covered
 from ..errors import StorageError
 from ..ledger import Held
-from ..model.batches import Output, batch_size, true_logit
+from ..model.batches import Output, batch_size, every_logit, true_logit
+from ..model.calls import Call
 from ..model.gradients import GradientSignals
 from ..model.parameters import ProtectedParameters
+from ..model.signs import signed_sum
 from ..projector.base import Projector
 from ..projector.basis import BlocksProjector
 from ..projector.rules import Project, Pull, Rule, rule_from
@@ -89,6 +91,8 @@ class GradientMemory(Memory):
         self.parts: list[Block] = []
 
     signals: GradientSignals
+    every: bool
+    """Whether every logit is remembered."""
 
     @property
     def lasting(self) -> bool:
@@ -96,8 +100,12 @@ class GradientMemory(Memory):
         return self.basis_dtype is not None or self.offload is not None
 
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
-        """See `Memory`; the default output is the true logit."""
+        """See `Memory`; the default output is the true logit. `every_logit` is a random combination of each example's.
+
+        The expected moment Σ g gᵀ of the gradients of Σ ± logit is that of the gradients of every logit.
+        """
         self.parameters = parameters
+        self.every = output is every_logit
         needed = self.cost(parameters)
         if self.limit is not None and needed > self.limit:
             raise ValueError(
@@ -105,7 +113,7 @@ class GradientMemory(Memory):
                 f"smaller rank, or split it over at least {-(-needed // self.limit)} times as many processes: "
                 "so.protect(..., shard=True) under torchrun"
             )
-        self.signals = GradientSignals(parameters, output or true_logit, power=self.power)
+        self.signals = GradientSignals(parameters, signed_sum if self.every else output or true_logit, power=self.power)
         device, cuts = self.offload or parameters.device, places(parameters, self.blocks)
         if len(cuts) == 1:
             self.sketch.bind(parameters.p, parameters.dtype, device, parameters.columns)
@@ -135,6 +143,7 @@ class GradientMemory(Memory):
 
     def observe(self, inputs: Any, targets: Any) -> None:
         """See `Memory`."""
+        inputs, targets = self.prepared(inputs, targets)
         self.signals.require_finite(inputs, targets)
         if self.offload is not None:
             for block in self.parts:
@@ -146,6 +155,15 @@ class GradientMemory(Memory):
                 block.sketch.observe(rows[:, block.place])
             del rows  # or it would stay while the next chunk is made
         self.examples += batch_size(inputs)
+
+    def prepared(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        """Inputs and targets for `signals`: for every logit, numbers of examples from which their signs follow."""
+        if not self.every:
+            return inputs, targets
+        call = Call.of(self.parameters.model, inputs, targets, every_logit)
+        b, device = batch_size(inputs), self.parameters.device
+        numbers = torch.arange(self.examples, self.examples + b, device=device)
+        return call.inputs, {"number": numbers, "counted": call.counted}
 
     def coverage(self) -> Iterator[Covered]:
         """See `Memory`."""

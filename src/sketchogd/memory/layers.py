@@ -21,7 +21,8 @@ from ..ledger import Held
 from ..model.batches import Output, batch_size, every_logit, logits_of
 from ..model.layers import TRANSPOSED
 from ..model.parameters import ProtectedParameters
-from ..model.sensitivities import Reading, sign_rows
+from ..model.sensitivities import Reading
+from ..model.signs import sign_rows
 from ..projector.layers import LayerPlace, LayersProjector
 from ..projector.rules import DAMPING, Pull, Rule, rule_from
 from ..seeds import derive_seed
@@ -155,21 +156,29 @@ class LayerMemory(Memory):
         layers = [factors.layer for factors in self.factors.values()]
         seed = derive_seed(self.seed, "signs", self.examples)
         reading = Reading(self.parameters.model, layers, inputs, targets, self.output, seed)
-        logits, scalars = 1, targets
+        b, logits, scalars = batch_size(inputs), 1, reading.call.targets
         if self.output is every_logit:
-            logits = reading.logits[0].numel()
-            scalars = next(sign_rows(reading.logits.detach(), 1, derive_seed(seed, "rest")))
+            logits = reading.count
+            scalars = next(reading.signs(1, derive_seed(seed, "rest")))
         if self.examples == 0:
             self._warn_of_unseen(reading)
         commit = self.curvature.stage(self.factors, reading)
-        moments = spread.moments_of(reading.logits if self.output is every_logit else reading.outputs)
+        moments = spread.moments_of(reading.outputs)
+        if self.output is every_logit:
+            moments = spread.moments_of(reading.logits, reading.counted)
         if self.others is not None:
             # These come first: a single chunk is checked by its sketch, and nothing else has changed by then.
-            self.others.observe(inputs, scalars)
+            self.others.observe(reading.call.inputs, scalars)
         commit()
         self.spread += moments
-        self.logits = logits
-        self.examples += batch_size(inputs)
+        self._count(logits, b)
+
+    def _count(self, logits: int, examples: int) -> None:
+        """Count examples with so many logits each; of sequences it is the mean that an example has."""
+        if examples:
+            before = self.examples if self.logits else 0
+            self.logits = round((self.logits * before + logits * examples) / (before + examples))
+        self.examples += examples
 
     def _warn_of_unseen(self, reading: Reading) -> None:
         """Warn of layers whose weights move the outputs, but not by a call that was recorded."""
@@ -177,9 +186,12 @@ class LayerMemory(Memory):
         unseen = [factors.layer for name, factors in self.factors.items() if name not in used]
         if not unseen or not reading.outputs.requires_grad:
             return
-        signs = next(sign_rows(reading.outputs.detach(), 1, self.seed))
+        every = self.output is every_logit
+        signs = next(reading.signs(1, self.seed) if every else sign_rows(reading.outputs.detach(), 1, self.seed))
         weights = [layer.weight for layer in unseen]
-        found = torch.autograd.grad(reading.outputs, weights, signs, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(
+            reading.outputs, weights, signs.view_as(reading.outputs), retain_graph=True, allow_unused=True
+        )
         names = [layer.name for layer, g in zip(unseen, found, strict=True) if g is not None and bool((g != 0).any())]
         if names:
             warnings.warn(
@@ -277,9 +289,8 @@ class LayerMemory(Memory):
             mine.merge(theirs)
         for (_, own), (_, added) in zip(self.counts(), other.counts(), strict=True):
             own += added.to(own.device)
-        self.examples += other.examples
+        self._count(other.logits, other.examples)
         self.tasks += other.tasks
-        self.logits = max(self.logits, other.logits)
 
     def held(self) -> Iterator[Held]:
         """See `Memory`."""

@@ -14,13 +14,19 @@ def empty(device: torch.device) -> Tensor:
     return torch.zeros(3, dtype=torch.float64, device=device)
 
 
-def moments_of(outputs: Tensor) -> Tensor:
-    """What outputs (b,) or (b, …, C) add."""
-    z = outputs.detach().double()
-    if z.ndim > 1 and z.shape[-1] > 1:
-        z = z - z.mean(-1, keepdim=True)
-        return torch.stack([z.new_tensor(float(z.numel())), z.new_zeros(()), z.square().sum()])
-    return torch.stack([z.new_tensor(float(z.numel())), z.sum(), z.square().sum()])
+def moments_of(outputs: Tensor, counted: Tensor | None = None) -> Tensor:
+    """What outputs (b,), (b, …, C) or (b, C, H, W) add; `counted`, to be broadcast to them, says which count."""
+    z = outputs.detach()
+    z = z if z.dtype in (torch.float32, torch.float64) else z.float()
+    classes = 1 if z.ndim == 4 else z.ndim - 1
+    count = None if counted is None else counted.expand_as(z)
+    if z.ndim > 1 and z.shape[classes] > 1:
+        energies = z.var(classes, correction=0).double() * z.shape[classes]
+        kept = torch.ones_like(energies) if count is None else count.select(classes, 0).double()
+        return torch.stack([kept.sum() * z.shape[classes], kept.new_zeros(()), (energies * kept).sum()])
+    z = z.double()
+    kept = torch.ones_like(z) if count is None else count.double()
+    return torch.stack([kept.sum(), (z * kept).sum(), (z.square() * kept).sum()])
 
 
 def energy(moments: Tensor) -> float:

@@ -1,7 +1,10 @@
 """What the library computes from a network and a batch of examples.
 
 * `parameters`: the protected parameters as one vector
+* `targets`: what targets mean for outputs, and errors for those that fit none
 * `batches`: inputs of any structure, outputs as logits, one scalar per example
+* `calls`: how a model is called with a batch, and which of its outputs count (padding, labels of language models)
+* `signs`: random signs of logits
 * `layers`: the layers of a model, and how a forward pass uses their weights
 * `gradients`: per-example gradients
 * `sensitivities`: inputs of layers, and gradients of the model's outputs with respect to the outputs of layers

@@ -21,13 +21,17 @@ from ..errors import NonFiniteError, ProtectionWarning
 from .batches import (
     Output,
     batch_size,
-    call,
     evaluating,
+    logits_of,
     map_tensors,
     map_tensors_of_output,
     per_example,
+    places_of_examples,
+    reads_targets,
+    require_checked,
     true_logit,
 )
+from .calls import Call
 from .layers import TRANSPOSED, find_layers, patches, record
 from .parameters import ProtectedParameters, Selection
 
@@ -54,6 +58,7 @@ class GradientSignals:
         self.output = output
         self.power = power
         self.path: str | None = None
+        self._logits: torch.Size | None = None
         self.layers = [] if parameters.split else find_layers(parameters)
         width = parameters.columns.widest if parameters.split else parameters.p  # all processes need equal chunks
         row_bytes = width * parameters.dtype.itemsize
@@ -68,17 +73,32 @@ class GradientSignals:
     def chunks(self, inputs: Any, targets: Any) -> Iterator[Tensor]:
         """Yield the gradients of a batch as tensors (<= chunk, p) of about equal size, in the order of the examples."""
         b = batch_size(inputs)
+        if b == 0:
+            return
         size = -(-b // max(1, -(-b // self.chunk)))
-        for start in range(0, b, size) if b else ():
-            part = slice(start, start + size)
-            x, y = (map_tensors(lambda t: t[part], value) for value in (inputs, targets))  # noqa: B023
+        call = self._call(inputs, targets)
+        for start in range(0, b, size):
             with evaluating(self.parameters.model):
-                yield self._scaled_(self._gradients(x, y))
+                yield self._scaled_(self._gradients(call.part(slice(start, start + size))))
+
+    def _call(self, inputs: Any, targets: Any) -> Call:
+        """How the model is called with a batch, whose targets are checked against the outputs of one example."""
+        with evaluating(self.parameters.model):
+            call = Call.of(self.parameters.model, inputs, targets, self.output)
+            if self.parameters.split:
+                self.parameters.require_unchanged()  # a forward pass alone leaves gathered parameters in the model
+            elif call.targets is not None and reads_targets(self.output):
+                if self._logits is None or len(self._logits) > 1:  # of sequences the next batch has other lengths
+                    with torch.no_grad():
+                        self._logits = logits_of(call.part(slice(0, 2)).run()).shape[1:]
+                require_checked(self.output, self._logits, call.targets)
+        return call
 
     def total(self, inputs: Any, targets: Any) -> list[Tensor | None]:
         """Return the gradients of the sum of all outputs, one tensor per parameter, by one ordinary backward pass."""
+        call = self._call(inputs, targets)
         with evaluating(self.parameters.model), torch.enable_grad():
-            scalars = per_example(self.output, call(self.parameters.model, inputs), targets)
+            scalars = per_example(self.output, call.run(), call.targets)
             return list(torch.autograd.grad(scalars.sum(), self.parameters.tensors, allow_unused=True))
 
     def require_finite(self, inputs: Any, targets: Any) -> None:
@@ -103,10 +123,10 @@ class GradientSignals:
                 bad,
             )
 
-    def _gradients(self, inputs: Any, targets: Any) -> Tensor:
+    def _gradients(self, call: Call) -> Tensor:
         if self.path is None:
-            self.path = self._choose(inputs, targets)
-        return _PATHS[self.path](self, inputs, targets)
+            self.path = self._choose(call)
+        return _PATHS[self.path](self, call)
 
     def _scaled_(self, rows: Tensor) -> Tensor:
         if self.power == 0:
@@ -116,24 +136,23 @@ class GradientSignals:
             norms = self.parameters.columns.total(norms.square()).sqrt()
         return rows.mul_(torch.where(norms > 0, norms**self.power, 0.0).unsqueeze(1))
 
-    def _choose(self, inputs: Any, targets: Any) -> str:
+    def _choose(self, call: Call) -> str:
         if self.parameters.split:
             return "shards"
-        ends = slice(None, None, max(1, batch_size(inputs) - 1))
-        x, y = (map_tensors(lambda t: t[ends], value) for value in (inputs, targets))
+        ends = call.part(slice(None, None, max(1, batch_size(call.inputs) - 1)))
         slow, expected = "vmap", None
         try:
-            expected = _by_vmap(self, x, y)
+            expected = _by_vmap(self, ends)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            slow, expected = "loop", _by_loop(self, x, y)
+            slow, expected = "loop", _by_loop(self, ends)
             reason = str(error).splitlines()[0][:160]
         covered = sum(
             layer.weight.numel() + (layer.bias.numel() if layer.bias is not None else 0) for layer in self.layers
         )
         if covered == self.parameters.p and all(layer.kind not in TRANSPOSED for layer in self.layers):
-            found = _fast(self, x, y)
+            found = _fast(self, ends)
             if found is not None and _agree(found, expected, self.parameters):
                 return "fast"
         if slow == "loop":
@@ -152,7 +171,7 @@ def _agree(found: Tensor, expected: Tensor, parameters: ProtectedParameters) -> 
     return bool(error < (5e-2 if coarse else 1e-3))
 
 
-def _by_vmap(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
+def _by_vmap(signals: GradientSignals, call: Call) -> Tensor:
     parameters, output = signals.parameters, signals.output
     state = {name: t.detach() for name, t in parameters.model.named_parameters()}
     buffers = dict(parameters.model.named_buffers())
@@ -162,40 +181,40 @@ def _by_vmap(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
         batch = map_tensors(lambda t: t.unsqueeze(0), x)
         positional, keyword = ((), batch) if isinstance(batch, dict) else (batch, {})
         everything = {**state, **buffers, **values}
-        result = functional_call(parameters.model, everything, positional, keyword)
+        result = functional_call(parameters.model, everything, positional, {**keyword, **call.keywords})
         return output(map_tensors_of_output(lambda t: t.squeeze(0), result), y)
 
+    inputs, targets = (map_tensors(lambda t: t, value) for value in (call.inputs, call.targets))
+    places = (None, places_of_examples(inputs), places_of_examples(targets))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop")  # correct all the same
-        gradients = vmap(grad(scalar), (None, 0, None if targets is None else 0), randomness="error")(
-            chosen, inputs, targets
-        )
+        gradients = vmap(grad(scalar), places, randomness="error")(chosen, inputs, targets)
     out = torch.empty(batch_size(inputs), parameters.p, dtype=parameters.dtype, device=parameters.device)
     for name, (_, place) in zip(parameters.names, parameters.slices(), strict=True):
         out[:, place] = gradients[name].reshape(len(out), -1)
     return out
 
 
-def _by_loop(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
-    parameters, b = signals.parameters, batch_size(inputs)
+def _by_loop(signals: GradientSignals, call: Call) -> Tensor:
+    parameters, b = signals.parameters, batch_size(call.inputs)
     out = torch.empty(b, parameters.p, dtype=parameters.dtype, device=parameters.device)
     for i in range(b):
-        x, y = (map_tensors(lambda t: t[i : i + 1], value) for value in (inputs, targets))  # noqa: B023
+        one = call.part(slice(i, i + 1))
         with torch.enable_grad():
-            scalar = per_example(signals.output, call(parameters.model, x), y).sum()
+            scalar = per_example(signals.output, one.run(), one.targets).sum()
             gradients = torch.autograd.grad(scalar, parameters.tensors, allow_unused=True)
         parameters.flatten(gradients, out=out[i])
     return out
 
 
-def _by_shards(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
+def _by_shards(signals: GradientSignals, call: Call) -> Tensor:
     """Return this process's columns (b, width) of the gradients of a model with sharded parameters (FSDP2).
 
     Every process must pass the same examples: FSDP2 averages gradients over processes while it scatters them, which
     leaves equal ones unchanged and would mix different ones. FSDP2 writes gradients to `.grad` only, hence `backward`;
     previous values of `.grad` are restored.
     """
-    parameters, b = signals.parameters, batch_size(inputs)
+    parameters, b = signals.parameters, batch_size(call.inputs)
     everything = list(parameters.model.parameters())
     before = [t.grad for t in everything]
     out = torch.zeros(b, parameters.width, dtype=parameters.dtype, device=parameters.device)
@@ -203,9 +222,9 @@ def _by_shards(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
         for i in range(b):
             for t in everything:
                 t.grad = None
-            x, y = (map_tensors(lambda t: t[i : i + 1], value) for value in (inputs, targets))  # noqa: B023
+            one = call.part(slice(i, i + 1))
             with torch.enable_grad():
-                per_example(signals.output, call(parameters.model, x), y).sum().backward()
+                per_example(signals.output, one.run(), one.targets).sum().backward()
             parameters.flatten([t.grad for t in parameters.tensors], out=out[i])
     finally:
         for t, gradient in zip(everything, before, strict=True):
@@ -213,22 +232,22 @@ def _by_shards(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
     return out
 
 
-def _by_layers(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor:
-    found = _fast(signals, inputs, targets)
+def _by_layers(signals: GradientSignals, call: Call) -> Tensor:
+    found = _fast(signals, call)
     if found is None:
         signals.path = "vmap"
-        return _by_vmap(signals, inputs, targets)
+        return _by_vmap(signals, call)
     return found
 
 
-def _fast(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor | None:
+def _fast(signals: GradientSignals, call: Call) -> Tensor | None:
     """Return gradients (b, p) from the inputs a and sensitivities δ of each layer: δ aᵀ summed over positions.
 
     None if a use does not have the batch as its first dimension, or uses a slice of a weight.
     """
-    parameters, b = signals.parameters, batch_size(inputs)
-    output, uses = record(signals.layers, lambda: call(parameters.model, inputs))
-    scalars = per_example(signals.output, output, targets)
+    parameters, b = signals.parameters, batch_size(call.inputs)
+    output, uses = record(signals.layers, call.run)
+    scalars = per_example(signals.output, output, call.targets)
     if not uses or any(len(use.input) != b or use.first for use in uses):
         return None
     deltas = torch.autograd.grad(scalars.sum(), [use.edge for use in uses], allow_unused=True)
@@ -257,7 +276,7 @@ def _fast(signals: GradientSignals, inputs: Any, targets: Any) -> Tensor | None:
     return out
 
 
-_PATHS: dict[str, Callable[[GradientSignals, Any, Any], Tensor]] = {
+_PATHS: dict[str, Callable[[GradientSignals, Call], Tensor]] = {
     "fast": _by_layers,
     "vmap": _by_vmap,
     "loop": _by_loop,

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ..seeds import derive_seed
-from .batches import Output, call, evaluating, every_logit, logits_of, per_example
+from .batches import Output, evaluating, every_logit, logits_of, per_example
+from .calls import Call
 from .layers import Layer, Use, find_layers, input_rows, record, sensitivity_rows
 from .parameters import ProtectedParameters, Selection
+from .signs import mask_of, sign_rows
 
 EVERY_LOGIT_UP_TO = 16
 """Up to this many logits, sensitivities are those of each; beyond, those of COMBINATIONS random combinations."""
@@ -36,8 +38,8 @@ def layer_signals(
     """Return {layer: (inputs (rows, fan-in, plus 1 for a bias), sensitivities (rows, fan-out))} of a batch.
 
     There is one input row per example and position (of a sequence or image), for an embedding one row of token counts
-    per example. Sensitivities have one row per example, position and logit (or combination of logits, see `deltas_of`).
-    The model is evaluated in eval mode.
+    per example. Sensitivities have one row per example, position and logit (or combination of logits, see
+    `Reading.deltas`). The model is evaluated in eval mode.
 
     Args:
         model: Any module.
@@ -85,60 +87,8 @@ def read_layers(
     Returns:
         The uses of the layers and, for every backward pass, one δ per use (None if the outputs do not depend on it).
     """
-    result, uses = record(layers, lambda: call(model, inputs))
-    if not uses:
-        return uses, []
-    return uses, list(deltas_of(result, targets, [use.edge for use in uses], output, seed))
-
-
-def deltas_of(
-    result: Any, targets: Any, edges: Sequence[Any], output: Output, seed: int, signed: bool = False
-) -> Iterator[Sequence[Tensor]]:
-    """Yield the gradients of the outputs with respect to all edges, one sequence per backward pass, lazily.
-
-    For `every_logit` there is one pass per logit or, with more than EVERY_LOGIT_UP_TO logits per example, one per
-    random combination Σ_c ±logit_c / √COMBINATIONS; the expected second moment of these is that of all logits.
-
-    Args:
-        result: What the model returned for a batch.
-        targets: Targets of the batch, or None.
-        edges: Edges of the autograd graph, those of the layers' outputs.
-        output: The scalar of an example.
-        seed: Seed of the random signs.
-        signed: Give every example a random sign, so that the sum over examples has the expected second moment of single
-            examples.
-    """
-    with torch.enable_grad():
-        outputs = logits_of(result).flatten(1) if output is every_logit else per_example(output, result, targets)
-    passes = 1
-    weights: Iterator[Tensor] = iter([torch.ones_like(outputs)])
-    if output is every_logit:
-        passes = outputs.shape[1]
-        if passes <= EVERY_LOGIT_UP_TO:
-            one_hot = torch.eye(passes, dtype=outputs.dtype, device=outputs.device)
-            weights = (row.expand_as(outputs) for row in one_hot)
-        else:
-            passes, weights = COMBINATIONS, sign_rows(outputs.detach(), COMBINATIONS, seed)
-    if signed:
-        weights = _with_signs(weights, derive_seed(seed, "examples"))
-    for i, weight in enumerate(weights):
-        yield torch.autograd.grad(outputs, edges, weight, retain_graph=i + 1 < passes, allow_unused=True)
-
-
-def sign_rows(logits: Tensor, count: int, seed: int) -> Iterator[Tensor]:
-    """Yield `count` tensors of random entries ±1/√count, shaped like the logits, the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(count):
-        signs = torch.randint(0, 2, logits.shape, generator=generator, dtype=torch.int8)
-        yield (signs * 2 - 1).to(device=logits.device, dtype=logits.dtype) * count**-0.5
-
-
-def _with_signs(weights: Iterator[Tensor], seed: int) -> Iterator[Tensor]:
-    """The weights (b, …), each example's times a random sign."""
-    generator = torch.Generator().manual_seed(seed)
-    for weight in weights:
-        signs = torch.randint(0, 2, (len(weight),), generator=generator, dtype=torch.int8) * 2 - 1
-        yield weight * signs.to(weight).view(-1, *[1] * (weight.ndim - 1))
+    reading = Reading(model, layers, inputs, targets, output, seed)
+    return reading.uses, list(reading.deltas())
 
 
 @dataclass(frozen=True)
@@ -162,14 +112,27 @@ class Reading:
     seed: int
 
     @cached_property
+    def call(self) -> Call:
+        """How the model is called, with targets in line with its outputs."""
+        with evaluating(self.model):
+            return Call.of(self.model, self.inputs, self.targets, self.output)
+
+    @cached_property
     def _recorded(self) -> tuple[Any, list[Use]]:
         with evaluating(self.model):
-            return record(self.layers, lambda: call(self.model, self.inputs))
+            return record(self.layers, self.call.run)
 
     @property
     def uses(self) -> list[Use]:
         """Every use of the layers' weights, in order."""
         return self._recorded[1]
+
+    def uses_of_tokens(self) -> list[Use]:
+        """The uses with the inputs of all positions but those of padding, for what remembers inputs alone."""
+        tokens = self.call.tokens
+        if tokens is None:
+            return self.uses
+        return [replace(use, input=_of_tokens(use, tokens)) for use in self.uses]
 
     @property
     def logits(self) -> Tensor:
@@ -177,20 +140,78 @@ class Reading:
         return logits_of(self._recorded[0])
 
     @cached_property
+    def counted(self) -> Tensor | None:
+        """Which logits count, to be broadcast to them; None where all do."""
+        return mask_of(self.call.counted, self.logits)
+
+    @property
+    def count(self) -> int:
+        """How many logits count for an example, on average."""
+        logits = self.logits[0].numel()
+        share = 1.0 if self.counted is None else float(self.counted.double().mean())
+        return max(1, round(logits * share))
+
+    @cached_property
     def outputs(self) -> Tensor:
         """What is remembered, (b, C) for every logit or (b,) for another scalar, in the autograd graph."""
         with torch.enable_grad():
             if self.output is every_logit:
-                return self.logits.flatten(1)
-            return per_example(self.output, self._recorded[0], self.targets)
+                return self.logits.reshape(len(self.logits), -1)
+            return per_example(self.output, self._recorded[0], self.call.targets)
+
+    def signs(self, count: int, seed: int) -> Iterator[Tensor]:
+        """Random signs ±1/√count shaped like the logits, with zeros where they do not count."""
+        return sign_rows(self.logits.detach(), count, seed, self.counted)
 
     def deltas(self, signed: bool = False) -> Iterator[Sequence[Tensor]]:
-        """See `deltas_of`; the graph is gone afterwards."""
-        if not self.uses:
-            return iter(())
+        """Yield the gradients of the outputs with respect to the output of every use, once per backward pass, lazily.
+
+        For `every_logit` there is one pass per logit or, with more than EVERY_LOGIT_UP_TO logits per example, one per
+        random combination Σ_c ±logit_c / √COMBINATIONS; the expected second moment of these is that of all logits. So
+        the passes do not grow with a vocabulary, and a pass needs one tensor of the logits' size beside them. Logits
+        that do not count are left out. The graph is gone afterwards.
+
+        Args:
+            signed: Give every example a random sign, so that the sum over examples has the expected second moment of
+                single examples.
+        """
         edges = [use.edge for use in self.uses]
-        return deltas_of(self._recorded[0], self.targets, edges, self.output, self.seed, signed)
+        if not edges:
+            return
+        outputs, passes, weights = self.outputs, 1, iter([torch.ones_like(self.outputs)])
+        if self.output is every_logit and outputs.shape[1] <= EVERY_LOGIT_UP_TO:
+            passes, weights = outputs.shape[1], self._of_single_logits()
+        elif self.output is every_logit:
+            passes, weights = COMBINATIONS, (w.view_as(outputs) for w in self.signs(COMBINATIONS, self.seed))
+            signed = signed and self.logits.ndim <= 2  # of sequences every position has a random sign
+        if signed:
+            weights = _with_signs(weights, derive_seed(self.seed, "examples"))
+        for i, weight in enumerate(weights):
+            yield torch.autograd.grad(outputs, edges, weight, retain_graph=i + 1 < passes, allow_unused=True)
+
+    def _of_single_logits(self) -> Iterator[Tensor]:
+        outputs = self.outputs
+        one_hot = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
+        counted = None if self.counted is None else self.counted.expand_as(self.logits).reshape(outputs.shape)
+        for row in one_hot:
+            yield row.expand_as(outputs) if counted is None else row * counted
 
     def again(self) -> "Reading":
         """Another forward pass."""
         return replace(self)
+
+
+def _of_tokens(use: Use, tokens: Tensor) -> Tensor:
+    """The input of a use without padding, where it has one entry for each position (b, T) or (b · T)."""
+    positions = use.input.shape if use.layer.kind == "embedding" else use.input.shape[:-1]
+    if use.layer.kind == "conv" or positions not in (tokens.shape, (tokens.numel(),)):
+        return use.input
+    return use.input[tokens.view(positions)]
+
+
+def _with_signs(weights: Iterator[Tensor], seed: int) -> Iterator[Tensor]:
+    """The weights (b, …), each example's times a random sign."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in weights:
+        signs = torch.randint(0, 2, (len(weight),), generator=generator, dtype=torch.int8) * 2 - 1
+        yield weight * signs.to(weight).view(-1, *[1] * (weight.ndim - 1))
