@@ -150,17 +150,21 @@ class LayerMemory(Memory):
         """See `Memory`. One forward pass and, for the sensitivities, one backward pass per logit."""
         layers = [factors.layer for factors in self.factors.values()]
         seed = derive_seed(self.seed, "signs", self.examples)
-        reading = Reading(self.parameters.model, layers, inputs, targets, self.output, seed)
+        watched = () if self.others is None else self.others.parameters.tensors
+        reading = Reading(self.parameters.model, layers, inputs, targets, self.output, seed, watched)
         logits, scalars = 1, targets
         if self.output is every_logit:
             logits = reading.logits[0].numel()
             scalars = next(sign_rows(reading.logits.detach(), 1, derive_seed(seed, "rest")))
         if self.examples == 0:
             self._warn_of_unseen(reading)
-        commit = self.curvature.stage(self.factors, reading)
+        add = None
         if self.others is not None:
-            # These come first: a single chunk is checked by its sketch, and nothing else has changed by then.
-            self.others.observe(inputs, scalars)
+            weights = scalars.flatten(1) if self.output is every_logit else torch.ones_like(reading.outputs)
+            add = self.others.stage(reading, scalars, weights)  # now: the curvature takes the graph apart
+        commit = self.curvature.stage(self.factors, reading)
+        if add is not None:
+            add()  # first, since its sketch checks the gradients, and nothing else has changed by then
         commit()
         self.logits = logits
         self.examples += batch_size(inputs)

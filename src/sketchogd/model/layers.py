@@ -100,15 +100,17 @@ def _weights_of(module: nn.Module) -> Iterable[tuple[str, str, str]]:
             yield "linear", f"{part}_proj_weight", ""
 
 
-# A function mode is disabled inside its own handler. Re-enabling it for attention would recurse forever, because
-# F.multi_head_attention_forward dispatches to active modes. This copy of it has that check replaced by "no mode is
-# active", so that it runs with the mode enabled and its linear calls are recorded.
-_attention = types.FunctionType(
+attention = types.FunctionType(
     F.multi_head_attention_forward.__code__,
     {**vars(F), "has_torch_function": lambda *_: False},
     "attention",
     F.multi_head_attention_forward.__defaults__,
 )
+"""`F.multi_head_attention_forward` as it runs under a function mode, so that the mode sees the calls inside.
+
+A mode is disabled inside its own handler. Re-enabling it for attention would recurse forever, because the function
+dispatches to active modes. In this copy of it that check is replaced by "no mode is active".
+"""
 
 
 class _Recorder(TorchFunctionMode):
@@ -121,7 +123,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             with self:
-                return _attention(*args, **kwargs)
+                return attention(*args, **kwargs)
         result = func(*args, **kwargs)
         read = _READERS.get(func)
         if read is not None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..seeds import derive_seed
 from .batches import Output, call, evaluating, every_logit, logits_of, per_example
+from .calls import Call, record_calls
 from .layers import Layer, Use, find_layers, input_rows, record, sensitivity_rows
 from .parameters import ProtectedParameters, Selection
 
@@ -152,6 +153,7 @@ class Reading:
         targets: its targets, or None if `output` needs none.
         output: the scalar of an example.
         seed: seed of random signs.
+        watched: parameters of no layer, whose calls are recorded.
     """
 
     model: nn.Module
@@ -160,11 +162,26 @@ class Reading:
     targets: Any
     output: Output
     seed: int
+    watched: Sequence[Tensor] = ()
 
     @cached_property
-    def _recorded(self) -> tuple[Any, list[Use]]:
+    def _recorded(self) -> tuple[tuple[Any, list[Call]], list[Use]]:
+        def forward() -> tuple[Any, list[Call]]:
+            if not self.watched:
+                return call(self.model, self.inputs), []
+            return record_calls(self.watched, self.inputs, lambda: call(self.model, self.inputs))
+
         with evaluating(self.model):
-            return record(self.layers, lambda: call(self.model, self.inputs))
+            return record(self.layers, forward)
+
+    @property
+    def _result(self) -> Any:
+        return self._recorded[0][0]
+
+    @property
+    def calls(self) -> list[Call]:
+        """Every call in which watched parameters meet the batch, in order."""
+        return self._recorded[0][1]
 
     @property
     def uses(self) -> list[Use]:
@@ -174,7 +191,7 @@ class Reading:
     @property
     def logits(self) -> Tensor:
         """The logits that the model returned."""
-        return logits_of(self._recorded[0])
+        return logits_of(self._result)
 
     @cached_property
     def outputs(self) -> Tensor:
@@ -182,14 +199,14 @@ class Reading:
         with torch.enable_grad():
             if self.output is every_logit:
                 return self.logits.flatten(1)
-            return per_example(self.output, self._recorded[0], self.targets)
+            return per_example(self.output, self._result, self.targets)
 
     def deltas(self, signed: bool = False) -> Iterator[Sequence[Tensor]]:
         """See `deltas_of`; the graph is gone afterwards."""
         if not self.uses:
             return iter(())
         edges = [use.edge for use in self.uses]
-        return deltas_of(self._recorded[0], self.targets, edges, self.output, self.seed, signed)
+        return deltas_of(self._result, self.targets, edges, self.output, self.seed, signed)
 
     def again(self) -> "Reading":
         """Another forward pass."""
