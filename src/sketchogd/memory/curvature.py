@@ -34,6 +34,9 @@ class Curvature(ABC):
 
     name: str
 
+    tied: bool
+    """Whether the weight of an embedding that is an output layer too is a layer; otherwise it belongs to none."""
+
     @abstractmethod
     def stage(self, factors: Factors, reading: Reading) -> Commit:
         """Compute what a batch adds to the factors, which stay as they are; the returned function adds it.
@@ -50,6 +53,7 @@ class SinglePositions(Curvature):
     """Second moments of single positions, as in version 0.1."""
 
     name = "positions"
+    tied = False
 
     def stage(self, factors: Factors, reading: Reading) -> Commit:
         """See `Curvature`; one forward pass and one backward pass per logit or combination of logits."""
@@ -89,6 +93,7 @@ class PartialTraces(Curvature):
     """Partial traces of the block itself, exact in trace and marginals for any sharing of weights."""
 
     name = "traces"
+    tied = True
 
     def __init__(self) -> None:
         self._orders: dict[tuple[Any, ...], list[str]] = {}

@@ -17,7 +17,7 @@ from ..model.batches import Output, batch_size, map_tensors
 from ..model.call_gradients import CallGradients, ExampleGradients, close
 from ..model.gradients import GradientSignals
 from ..model.parameters import ProtectedParameters
-from ..model.sensitivities import Reading
+from ..model.sensitivities import COMBINATIONS, Reading, sign_rows
 from ..projector.base import Projector
 from ..projector.rules import BasisSpectra, Rule
 from ..seeds import derive_seed
@@ -58,8 +58,8 @@ class OtherParameters:
         if way == CALLS and found is not None:
             return lambda: self._add(found, len(weights))
         if way == TOGETHER:
-            row = self._together(reading, weights)
-            return lambda: self.sketch.observe(row)
+            rows = torch.cat(list(self._together(reading, weights)))
+            return lambda: self.sketch.observe(rows)
         return lambda: self._observe(reading.inputs, targets)
 
     def _chosen(self, inputs: Any, targets: Any, found: ExampleGradients | None) -> str:
@@ -99,20 +99,32 @@ class OtherParameters:
         for rows in chunks:
             self.sketch.observe(found.rows(rows))
 
-    def _together(self, reading: Reading, weights: Tensor) -> Tensor:
-        """One row: the gradient of Σ_e ± s_e."""
-        generator = torch.Generator().manual_seed(derive_seed(reading.seed, "together"))
-        signs = torch.randint(0, 2, (len(weights),), generator=generator) * 2 - 1
-        signed = weights * signs.to(weights).view(-1, *[1] * (weights.ndim - 1))
-        found = torch.autograd.grad(
-            reading.outputs, self.parameters.tensors, signed, retain_graph=True, allow_unused=True
-        )
-        return self.parameters.flatten(found)[None]
+    def _together(self, reading: Reading, weights: Tensor) -> Iterator[Tensor]:
+        """COMBINATIONS rows (1, p): the gradients of Σ_e ± s_e / √COMBINATIONS."""
+        for signs in sign_rows(
+            weights.reshape(len(weights), -1)[:, :1], COMBINATIONS, derive_seed(reading.seed, "together")
+        ):
+            signed = weights * signs.view(-1, *[1] * (weights.ndim - 1))
+            tensors = self.parameters.tensors
+            found = torch.autograd.grad(reading.outputs, tensors, signed, retain_graph=True, allow_unused=True)
+            yield self.parameters.flatten(found)[None]
 
     def _observe(self, inputs: Any, targets: Any) -> None:
         self.signals.require_finite(inputs, targets)
         for rows in self.signals.chunks(inputs, targets):
             self.sketch.observe(rows)
+
+    def seen(self) -> list[bool]:
+        """For each parameter whether anything observed depends on it: whether it has columns that are not zero."""
+        held = self.sketch.tensors()
+        rows = held.get("rows", held.get("matrix"))
+        if rows is None or not self.sketch.count:
+            return [self.sketch.count > 0] * len(self.parameters)
+        values = held.get("values")
+        rows = rows if values is None else rows[: len(values)]
+        columns = torch.linalg.vector_norm(rows, dim=0)
+        least = 1e-10 * columns.max()  # eigenvectors are zero but for rounding
+        return [bool((columns[place] > least).any()) for _, place in self.parameters.slices()]
 
     def projector(self, rule: Rule, weight: float) -> Projector | None:
         """The projector of these parameters; None where nothing is remembered of them."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from ..errors import ProtectionError
 from ..sketch.columns import Columns, Whole
@@ -58,13 +59,18 @@ class ProtectedParameters:
     True if the parameters are DTensors.
 
     Raises:
-        ValueError: nothing is selected, a glob matches nothing, or a parameter is complex.
+        ValueError: nothing is selected, a glob matches nothing, or a parameter is complex or not initialised.
     """
 
     def __init__(self, model: nn.Module, selection: Selection = None) -> None:
         self.model = model
         chosen = _select(model, selection)
         for name, parameter in chosen:
+            if isinstance(parameter, UninitializedParameter):
+                raise ValueError(
+                    f"parameter {name!r} of a lazy module is not initialised yet: run the model once on a batch, then "
+                    "make the optimizer and protect the model"
+                )
             if parameter.is_complex():
                 raise ValueError(
                     f"parameter {name!r} is complex ({parameter.dtype}); only real ones can be protected. "
