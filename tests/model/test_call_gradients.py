@@ -347,3 +347,17 @@ def test_what_comes_after_batch_statistics_belongs_to_examples():
         memory.observe(x, None)
     assert memory.others.way == CALLS
     assert len(memory.others.sketch.rows[1]) == 4
+
+
+def test_scalars_of_examples_may_be_of_another_kind():
+    torch.manual_seed(0)
+    model, x, y = models.TransformerEncoder().double().eval(), tokens(5), torch.randint(0, 4, (5,))
+    memory = so.LayerMemory(4)
+    memory.bind(ProtectedParameters(model), so.true_logit)
+    memory.others.sketch = sketch = Rows()
+    memory.observe(x, y)
+    assert memory.others.way == CALLS
+    chosen = memory.others.parameters
+    names = list(chosen.names)
+    expected = so.per_example_gradients(model, x, y, parameters=names)
+    torch.testing.assert_close(torch.cat(sketch.rows), expected)

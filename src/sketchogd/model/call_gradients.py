@@ -244,6 +244,8 @@ class CallGradients:
         guesses = tuple(own.place_of_input(t) for t in own.call.of_batch)
         key = (i, own.call.name, *own.places.items(), guesses)
         if key not in self._ways:
+            if not all(bool(delta.isfinite().all()) for delta in own.deltas.values()):
+                return by_masks  # nothing agrees with what is not a number
             self._ways[key] = _way(own, self.parameters.tensors)
         return self._ways[key]
 

@@ -126,7 +126,7 @@ class GradientSignals:
             expected = _by_vmap(self, x, y)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             slow, expected = "loop", _by_loop(self, x, y)
             reason = str(error).splitlines()[0][:160]
         covered = sum(
