@@ -47,6 +47,7 @@ class VisionTokens(nn.Module):
         x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.position[:, : x.shape[1] + 1]
         x = x + self.scale * torch.tanh(self.norm(x))
         x += self.shift
+        x.mul_(self.scale + 1)
         x = F.scaled_dot_product_attention(self.key(self.norm(self.query)).expand(len(x), -1, -1), self.key(x), x)
         filled = torch.zeros(len(x), 3, 6, dtype=x.dtype)
         filled[:, 0] = self.token[:, 0]
