@@ -89,7 +89,8 @@ class OtherParameters:
         size = -(-b // max(1, -(-b // self.signals.chunk)))
         chunks = [range(start, min(b, start + size)) for start in range(0, b, size)]
         if len(chunks) > 1:
-            bad = [i for rows in chunks for i in rows if not bool(found.rows([i]).isfinite().all())]
+            finite = torch.cat([found.rows(rows).isfinite().all(1) for rows in chunks])
+            bad = (~finite).nonzero().flatten().tolist()
             if bad:
                 raise NonFiniteError(
                     f"the gradients of examples {bad[:8]} of {b} contain NaN or infinity; nothing was observed. "

@@ -2,8 +2,8 @@
 
 A layer is a weight matrix W (fan-out, fan-in), with its bias, that multiplies input rows a: Linear, Conv1d and Conv2d
 (rows are patches), Embedding (rows are one-hot tokens), the projections inside MultiheadAttention. `record` intercepts
-the functions that layers call (linear, conv, embedding), not the modules, so that every use of a weight is seen, also
-repeated ones and functional calls.
+the functions that layers call (linear, conv, embedding, matmul), not the modules, so that every use of a weight is
+seen, also repeated ones, functional calls, and an embedding as output layer.
 """
 
 import types
