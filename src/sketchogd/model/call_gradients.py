@@ -1,7 +1,7 @@
 """Per-example gradients with respect to parameters of no layer, from one forward and one backward pass of a batch.
 
 A backward pass of the batch gives δ, the gradient of Σ_e s_e (s_e the scalar of example e) with respect to the results
-of every recorded call (`calls`). The gradient of s_e is then that of Σ δ_e · results over the entries of example e,
+of every recorded call (`watching`). The gradient of s_e is then that of Σ δ_e · results over the entries of example e,
 which needs the call alone. There are three ways to it: *vmap* runs the call for all examples at once, *each* for one
 after the other, *masked* for the whole batch with the δ of one example. The last is always right, and slow; the others
 are taken for a call if they agree with it on two examples.
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from .calls import Call
+from .watching import WatchedCall
 from .parameters import ProtectedParameters
 
 
@@ -63,7 +63,7 @@ def place_of(first: Tensor, last: Tensor, b: int) -> Place | None:
 class Sensitive:
     """A call with the sensitivity δ of each of its results that has one, by its position among them."""
 
-    call: Call
+    call: WatchedCall
     deltas: dict[int, Tensor]
     places: dict[int, Place]
 
@@ -219,7 +219,7 @@ class CallGradients:
         self._places: dict[Any, list[dict[int, Place]]] = {}
         self._ways: dict[Any, Way] = {}
 
-    def read(self, calls: Sequence[Call], outputs: Tensor, weights: Tensor) -> ExampleGradients | None:
+    def read(self, calls: Sequence[WatchedCall], outputs: Tensor, weights: Tensor) -> ExampleGradients | None:
         """The gradients of Σ weights · outputs for each example; None where a call mixes examples.
 
         The graph is kept. Two more backward passes for batches of a new kind.
@@ -250,7 +250,7 @@ class CallGradients:
         return self._ways[key]
 
     def _found_places(
-        self, calls: Sequence[Call], outputs: Tensor, deltas: list[dict[int, Tensor]]
+        self, calls: Sequence[WatchedCall], outputs: Tensor, deltas: list[dict[int, Tensor]]
     ) -> list[dict[int, Place]] | None:
         """Where the examples are in the results of every call, as found for another batch where that must be so."""
         b = len(outputs)
@@ -271,7 +271,7 @@ class CallGradients:
         return found
 
 
-def _probed(calls: Sequence[Call], outputs: Tensor, deltas: list[dict[int, Tensor]]) -> list[dict[int, Place]] | None:
+def _probed(calls: Sequence[WatchedCall], outputs: Tensor, deltas: list[dict[int, Tensor]]) -> list[dict[int, Place]] | None:
     """Where the examples are, by what the outputs of the first and of the last example depend on."""
     b = len(outputs)
     signs = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(b)).to(outputs)
@@ -289,7 +289,7 @@ def _probed(calls: Sequence[Call], outputs: Tensor, deltas: list[dict[int, Tenso
     return found
 
 
-def _deltas(calls: Sequence[Call], outputs: Tensor, weights: Tensor) -> list[dict[int, Tensor]]:
+def _deltas(calls: Sequence[WatchedCall], outputs: Tensor, weights: Tensor) -> list[dict[int, Tensor]]:
     """δ of every result that the outputs depend on, by its position, for every call."""
     edges = [edge for call in calls for edge in call.edges if edge is not None]
     if not edges:

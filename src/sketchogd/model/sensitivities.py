@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..seeds import derive_seed
 from .batches import Output, call, evaluating, every_logit, logits_of, per_example
-from .calls import Call, record_calls
+from .watching import WatchedCall, record_calls
 from .layers import Layer, Use, find_layers, input_rows, record, sensitivity_rows
 from .parameters import ProtectedParameters, Selection
 
@@ -165,8 +165,8 @@ class Reading:
     watched: Sequence[Tensor] = ()
 
     @cached_property
-    def _recorded(self) -> tuple[tuple[Any, list[Call]], list[Use]]:
-        def forward() -> tuple[Any, list[Call]]:
+    def _recorded(self) -> tuple[tuple[Any, list[WatchedCall]], list[Use]]:
+        def forward() -> tuple[Any, list[WatchedCall]]:
             if not self.watched:
                 return call(self.model, self.inputs), []
             return record_calls(self.watched, self.inputs, lambda: call(self.model, self.inputs))
@@ -179,7 +179,7 @@ class Reading:
         return self._recorded[0][0]
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[WatchedCall]:
         """Every call in which watched parameters meet the batch, in order."""
         return self._recorded[0][1]
 

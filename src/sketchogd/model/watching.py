@@ -2,7 +2,7 @@
 
 The weights of norms, class tokens, gates or recurrent cells may enter any function, as they are or transformed first
 (1 + w, an expanded token, a normalised weight). A recorder follows two kinds of tensors: those that come from the batch
-and those made of the watched parameters and constants alone. A call that is given both is a `Call`, with a `Recipe` for
+and those made of the watched parameters and constants alone. A call that is given both is a `WatchedCall`, with a `Recipe` for
 running it again: its gradient with respect to the parameters needs only its inputs and the sensitivity of its results.
 """
 
@@ -79,7 +79,7 @@ class Made:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class WatchedCall:
     """A call that was given watched parameters and tensors of the batch."""
 
     recipe: Recipe
@@ -107,7 +107,7 @@ class Call:
 class _CallRecorder(TorchFunctionMode):
     def __init__(self, watched: Sequence[Tensor], inputs: Any) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[WatchedCall] = []
         self._watched = {id(t): i for i, t in enumerate(watched)}
         self._of_batch, self._made = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
         map_tensors(self._mark, inputs)
@@ -140,7 +140,7 @@ class _CallRecorder(TorchFunctionMode):
         if batch:
             edges = tuple(get_gradient_edge(t) if t.requires_grad else None for t in results)
             if any(edge is not None for edge in edges):
-                self.calls.append(Call(recipe, edges, tuple(t.shape for t in results)))
+                self.calls.append(WatchedCall(recipe, edges, tuple(t.shape for t in results)))
         for i, t in enumerate(results):
             if batch:
                 self._mark(t)
@@ -167,7 +167,7 @@ class _CallRecorder(TorchFunctionMode):
 _OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "div", "pow", "matmul")}
 
 
-def record_calls(watched: Sequence[Tensor], inputs: Any, forward: Callable[[], Any]) -> tuple[Any, list[Call]]:
+def record_calls(watched: Sequence[Tensor], inputs: Any, forward: Callable[[], Any]) -> tuple[Any, list[WatchedCall]]:
     """Run `forward` with gradients enabled; returns its result and every call that is given watched parameters.
 
     Args:
