@@ -64,13 +64,16 @@ def test_parametrized_weights_are_protected_by_their_gradients():
 
 def test_a_head_that_is_not_in_use_needs_no_warning():
     body, heads = nn.Linear(4, 5), nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)])
-    model = nn.ModuleDict({"body": body, "heads": heads})
-    model.forward = lambda x: heads[0](torch.tanh(body(x)))
+    norms = nn.ModuleList([nn.LayerNorm(5), nn.LayerNorm(5)])
+    model = nn.ModuleDict({"body": body, "heads": heads, "norms": norms})
+    model.forward = lambda x: heads[0](torch.tanh(norms[1](body(x))))
     protection = protected(model)
     protection.remember([batch()])
     rows = {row.name: row.how for row in protection.coverage()}
     assert rows["heads.1.weight"].startswith("free so far")
     assert rows["heads.0.weight"] == "layer 'heads.0', traces"
+    assert rows["norms.0.weight"].startswith("free so far")
+    assert rows["norms.1.weight"].startswith("gradients")
 
 
 def test_gradient_memories_cover_everything():

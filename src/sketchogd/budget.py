@@ -117,7 +117,7 @@ def memory_for(
     """
     tensors = [local(t) for t in parameters.tensors]
     nbytes = parse_bytes(budget, int(parameters.columns.largest(copies_nbytes(tensors))))
-    layers = find_layers(parameters) if isinstance(parameters.columns, Whole) else []  # only gradients are split
+    layers = find_layers(parameters, True) if isinstance(parameters.columns, Whole) else []  # only gradients are split
     in_layers = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in layers)
     full, rounded = (int(parameters.columns.largest(copies_nbytes(tensors, a))) for a in (FULL, Anchor("int8")))
     times = 2 if corrections else 1

@@ -254,3 +254,50 @@ def test_experts_that_see_other_positions_in_every_batch_are_remembered():
     G = weight_gradients(model, memory.factors["experts.0"].layer, one_each)
     assert memory.factors["experts.0"].trace > float(G.square().sum())
     assert memory.examples == 8
+
+
+class Tied(nn.Module):
+    """A language model whose output layer is its embedding, in each of the ways people write it."""
+
+    def __init__(self, head, width=6):
+        super().__init__()
+        self.embed, self.body = nn.Embedding(12, width, padding_idx=0), nn.Linear(width, width)
+        self.out = nn.Linear(width, 12, bias=head == "module")
+        self.out.weight, self.head = self.embed.weight, head
+
+    def forward(self, tokens):
+        h, W = torch.tanh(self.body(self.embed(tokens))), self.embed.weight
+        if self.head == "matmul":
+            return h @ W.T
+        return self.out(h) if self.head == "module" else F.linear(h, W)
+
+
+@pytest.mark.parametrize("width", [3, 40])  # with G written down, and by Gram matrices
+@pytest.mark.parametrize("head", ["module", "linear", "matmul"])
+@pytest.mark.parametrize("slow", [False, True])
+def test_an_embedding_that_is_the_output_layer_too_is_one_layer(head, width, slow, monkeypatch):
+    torch.manual_seed(0)
+    model, x = Tied(head, width=width).double(), torch.randint(0, 12, (4, 2))
+    if slow:
+        monkeypatch.setattr("sketchogd.memory.curvature.Product.possible", staticmethod(lambda sketch: False))
+    combined = lambda output, target: (output * SIGNS[: output.shape[-2]]).sum()  # noqa: E731
+    memory = so.LayerMemory(200)
+    memory.bind(ProtectedParameters(model), combined)
+    memory.observe(x, None)
+    factors = memory.factors["embed"]
+    G = torch.stack([torch.autograd.grad(combined(model(row[None])[0], None), model.embed.weight)[0] for row in x])
+    torch.testing.assert_close(factors.counts, G.square().sum((0, 2)))
+    torch.testing.assert_close(total(factors.outputs), torch.einsum("evi,evj->ij", G, G))
+    assert factors.outputs.energy == pytest.approx(float(G.square().sum()))
+    assert memory.cost(memory.parameters) >= memory.nbytes
+
+
+SIGNS = torch.linspace(-1, 2, 24, dtype=torch.float64).sin().view(2, 12)
+
+
+def test_old_files_have_tied_weights_among_the_parameters_of_no_layer():
+    model = Tied("module")
+    new, old = bound(model, so.LayerMemory(4)), bound(model, so.LayerMemory(4, curvature="positions"))
+    assert "embed" in new.factors
+    assert "embed" not in old.factors
+    assert any(t is model.embed.weight for t in old.others.parameters.tensors)

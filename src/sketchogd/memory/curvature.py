@@ -47,6 +47,9 @@ class Curvature(ABC):
     def unit(self, spread: float, numbers: int) -> float:
         """The square change that counts as one, from Σ (z − z̄)² of the outputs and how many numbers these are."""
 
+    tied: bool
+    """Whether the weight of an embedding that is an output layer too is a layer; otherwise it belongs to none."""
+
     @abstractmethod
     def stage(self, factors: Factors, reading: Reading) -> Commit:
         """Compute what a batch adds to the factors, which stay as they are; the returned function adds it.
@@ -63,6 +66,7 @@ class SinglePositions(Curvature):
     """Second moments of single positions, as in version 0.1, with changes in the outputs' own units."""
 
     name = "positions"
+    tied = False
     strength = STRENGTH
 
     def unit(self, spread: float, numbers: int) -> float:
@@ -110,6 +114,7 @@ class PartialTraces(Curvature):
     """
 
     name = "traces"
+    tied = True
     strength = RELATIVE_STRENGTH
 
     def unit(self, spread: float, numbers: int) -> float:

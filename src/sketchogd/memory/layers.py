@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..coverage import Covered
+from ..coverage import Covered, unexplained
 from ..errors import ProtectionWarning, StorageError
 from ..ledger import Held
 from ..model.batches import Output, batch_size, every_logit, logits_of
 from ..model.layers import TRANSPOSED
 from ..model.parameters import ProtectedParameters
 from ..model.sensitivities import Reading
-from ..model.signs import sign_rows
 from ..projector.layers import LayerPlace, LayersProjector
 from ..projector.rules import DAMPING, Pull, Rule, rule_from
 from ..seeds import derive_seed
@@ -95,6 +94,10 @@ class LayerMemory(Memory):
         self.rest = rest
         self.tasks = 0
         self.logits = 0
+        self.in_part: set[str] = set()
+
+    in_part: set[str]
+    """Layers that the first batch was seen to use in other ways too, which nothing protects."""
 
     factors: dict[str, LayerFactors]
     others: OtherParameters | None = None
@@ -129,7 +132,7 @@ class LayerMemory(Memory):
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.rank, self.outputs, self.sketch, self.seed, self.rest)
+        return Layout(self.rank, self.outputs, self.sketch, self.seed, self.rest, self.curvature.tied)
 
     def cost(self, parameters: ProtectedParameters) -> int:
         """See `Memory`."""
@@ -155,20 +158,26 @@ class LayerMemory(Memory):
         """See `Memory`. One forward pass and, for the sensitivities, one backward pass per logit."""
         layers = [factors.layer for factors in self.factors.values()]
         seed = derive_seed(self.seed, "signs", self.examples)
-        reading = Reading(self.parameters.model, layers, inputs, targets, self.output, seed)
+        watched = () if self.others is None else self.others.parameters.tensors
+        reading = Reading(self.parameters.model, layers, inputs, targets, self.output, seed, watched)
         b, logits, scalars = batch_size(inputs), 1, reading.call.targets
         if self.output is every_logit:
             logits = reading.count
             scalars = next(reading.signs(1, derive_seed(seed, "rest")))
         if self.examples == 0:
             self._warn_of_unseen(reading)
-        commit = self.curvature.stage(self.factors, reading)
         moments = spread.moments_of(reading.outputs)
         if self.output is every_logit:
             moments = spread.moments_of(reading.logits, reading.counted)
+        add = None
         if self.others is not None:
-            # These come first: a single chunk is checked by its sketch, and nothing else has changed by then.
-            self.others.observe(reading.call.inputs, scalars)
+            weights = torch.ones_like(reading.outputs)
+            if self.output is every_logit:
+                weights = scalars.reshape(weights.shape)
+            add = self.others.stage(reading, scalars, weights)  # now: the curvature takes the graph apart
+        commit = self.curvature.stage(self.factors, reading)
+        if add is not None:
+            add()  # first, since its sketch checks the gradients, and nothing else has changed by then
         commit()
         self.spread += moments
         self._count(logits, b)
@@ -181,23 +190,14 @@ class LayerMemory(Memory):
         self.examples += examples
 
     def _warn_of_unseen(self, reading: Reading) -> None:
-        """Warn of layers whose weights move the outputs, but not by a call that was recorded."""
-        used = {use.layer.name for use in reading.uses}
-        unseen = [factors.layer for name, factors in self.factors.items() if name not in used]
-        if not unseen or not reading.outputs.requires_grad:
-            return
-        every = self.output is every_logit
-        signs = next(reading.signs(1, self.seed) if every else sign_rows(reading.outputs.detach(), 1, self.seed))
-        weights = [layer.weight for layer in unseen]
-        found = torch.autograd.grad(
-            reading.outputs, weights, signs.view_as(reading.outputs), retain_graph=True, allow_unused=True
-        )
-        names = [layer.name for layer, g in zip(unseen, found, strict=True) if g is not None and bool((g != 0).any())]
+        """Warn of layers whose parameters move the outputs otherwise than by the calls that were recorded."""
+        names = unexplained(reading, [factors.layer for factors in self.factors.values()], self.seed)
+        self.in_part = set(names)
         if names:
             warnings.warn(
-                f"outputs depend on the weights of {', '.join(map(repr, names))}, which are not used as they are (they "
-                "are masked, scaled or otherwise transformed first), so a layer memory sees nothing of them: they are "
-                "NOT PROTECTED. Use a parametrization (torch.nn.utils.parametrize), whose parameters get a sketch of "
+                f"outputs depend on the parameters of {', '.join(map(repr, names))} in a way that a layer memory does "
+                "not see: they are masked, scaled, sliced or otherwise transformed before they are used, which is NOT "
+                "PROTECTED. Use a parametrization (torch.nn.utils.parametrize), whose parameters get a sketch of "
                 "their gradients, or memory=so.ProductSketch(rank)",
                 ProtectionWarning,
                 stacklevel=5,
@@ -207,12 +207,13 @@ class LayerMemory(Memory):
         """See `Memory`."""
         for name, factors in self.factors.items():
             seen = factors.trace > 0
+            part = "in part, it is used otherwise too: " if name in self.in_part and seen else ""
             for tensor in (factors.layer.weight, factors.layer.bias):
                 if tensor is not None:
-                    yield Covered(tensor, f"layer {name!r}, {self.curvature.name}", seen)
+                    yield Covered(tensor, f"{part}layer {name!r}, {self.curvature.name}", seen)
         if self.others is not None:
-            for tensor in self.others.parameters.tensors:
-                yield Covered(tensor, f"gradients, {self.others.sketch!r}", self.others.sketch.count > 0)
+            for tensor, seen in zip(self.others.parameters.tensors, self.others.seen(), strict=True):
+                yield Covered(tensor, f"gradients, {self.others.sketch!r}", seen)
 
     def end_task(self) -> None:
         """See `Memory`."""

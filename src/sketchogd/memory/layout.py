@@ -25,6 +25,7 @@ class Layout:
         sketch: the kind of sketch for factors longer than their rank; shorter ones keep their exact second moment.
         seed: for test matrices.
         rest: rank of the sketch of gradients of the parameters that belong to no layer.
+        tied: whether an embedding that is an output layer too is a layer.
     """
 
     rank: Rank
@@ -32,12 +33,13 @@ class Layout:
     sketch: type[Sketch]
     seed: int
     rest: int | None
+    tied: bool = True
 
     def factors(self, parameters: ProtectedParameters) -> dict[str, LayerFactors]:
         """The factors of each layer, bound and empty, by its name."""
         dtype, device = parameters.dtype, parameters.device
         found = {}
-        for layer in find_layers(parameters):
+        for layer in find_layers(parameters, self.tied):
             counts = inputs = outputs = None
             if layer.kind == "embedding":
                 counts = torch.zeros(layer.fan_in, dtype=torch.float64, device=device)
@@ -50,7 +52,9 @@ class Layout:
 
     def of_no_layer(self, parameters: ProtectedParameters) -> tuple[ProtectedParameters, Sketch] | None:
         """The parameters that belong to no layer and an unbound sketch for their gradients, if there are any."""
-        covered = {id(t) for layer in find_layers(parameters) for t in (layer.weight, layer.bias) if t is not None}
+        covered = {
+            id(t) for layer in find_layers(parameters, self.tied) for t in (layer.weight, layer.bias) if t is not None
+        }
         held = {id(t) for t in parameters.tensors if id(t) not in covered}
         if not held:
             return None
@@ -64,7 +68,7 @@ class Layout:
         itemsize = parameters.dtype.itemsize
         found = self.of_no_layer(parameters)
         total = 0 if found is None else found[1].cost(found[0].p, itemsize)
-        for layer in find_layers(parameters):
+        for layer in find_layers(parameters, self.tied):
             if layer.kind == "embedding":
                 total += layer.fan_in * 8
             else:

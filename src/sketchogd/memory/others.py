@@ -1,20 +1,37 @@
-"""Parameters that belong to no layer (norms, free parameters, recurrent cells): a small sketch of their gradients."""
+"""Parameters that belong to no layer (norms, free parameters, recurrent cells): a small sketch of their gradients.
 
-from collections.abc import Sequence
+Gradients are per-example ones of one forward and backward pass (`model.call_gradients`). The first batch decides
+whether that is right for a model; where it is not, they are computed one example at a time (`model.gradients`). Where
+examples are not independent (batch normalisation without running statistics), the sketch is of sums over a batch with
+random signs, whose expected second moment is that of its examples.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..model.batches import Output
+from ..errors import NonFiniteError
+from ..model.batches import Output, batch_size, map_tensors
+from ..model.call_gradients import CallGradients, ExampleGradients, close
 from ..model.gradients import GradientSignals
 from ..model.parameters import ProtectedParameters
+from ..model.sensitivities import COMBINATIONS, Reading
+from ..model.signs import sign_rows
 from ..projector.base import Projector
 from ..projector.rules import BasisSpectra, Rule
+from ..seeds import derive_seed
 from ..sketch import Sketch
+
+CALLS, EXAMPLES, TOGETHER = "calls", "examples", "together"
+"""Ways of computing gradients: from recorded calls, by `GradientSignals`, or summed over a batch with random signs."""
 
 
 class OtherParameters:
     """These parameters, the sketch of their gradients, and how the gradients are made.
+
+    After the first batch, `way` is CALLS, EXAMPLES or TOGETHER.
 
     Args:
         parameters: the parameters.
@@ -26,12 +43,90 @@ class OtherParameters:
         self.parameters = parameters
         self.sketch = sketch.bind(parameters.p, parameters.dtype, parameters.device)
         self.signals = GradientSignals(parameters, output)
+        self.way: str | None = None
+        self._calls = CallGradients(parameters)
 
-    def observe(self, inputs: Any, targets: Any) -> None:
-        """Sketch the gradients of a batch: of all its examples or, on an error, of none."""
+    def stage(self, reading: Reading, targets: Any, weights: Tensor) -> Callable[[], None]:
+        """Compute what a batch adds to the sketch; the returned function adds it: all of it or, on an error, nothing.
+
+        Args:
+            reading: a forward pass that watches these parameters; its graph is kept.
+            targets: the second argument of the scalar.
+            weights: the scalar of an example as weights (b, …) of the reading's outputs.
+        """
+        found = None if self.way == TOGETHER else self._calls.read(reading.calls, reading.outputs, weights)
+        way = self.way or self._chosen(reading.call.inputs, targets, found)
+        if way == CALLS and found is not None:
+            return lambda: self._add(found, len(weights))
+        if way == TOGETHER:
+            rows = torch.cat(list(self._together(reading, weights)))
+            return lambda: self.sketch.observe(rows)
+        return lambda: self._observe(reading.call.inputs, targets)
+
+    def _chosen(self, inputs: Any, targets: Any, found: ExampleGradients | None) -> str:
+        b = batch_size(inputs)
+        ends = sorted({0, b - 1})
+        try:
+            expected = torch.stack(list(self._one_at_a_time(inputs, targets, ends)))
+        except (RuntimeError, ValueError):
+            if b == 1:
+                raise
+            # One example alone is not what the model computes, so it says nothing of examples in a batch.
+            way = TOGETHER if found is None else CALLS
+        else:
+            way = CALLS if found is not None and close(found.rows(ends), expected) else EXAMPLES
+            if not bool(expected.isfinite().all()):
+                return way
+        self.way = way
+        return way
+
+    def _one_at_a_time(self, inputs: Any, targets: Any, examples: Sequence[int]) -> Iterator[Tensor]:
+        for i in examples:
+            x, y = (map_tensors(lambda t: t[i : i + 1], value) for value in (inputs, targets))  # noqa: B023
+            yield self.parameters.flatten(self.signals.total(x, y))
+
+    def _add(self, found: ExampleGradients, b: int) -> None:
+        """Sketch the gradients of a batch in chunks; of several, nothing before all are finite."""
+        size = -(-b // max(1, -(-b // self.signals.chunk)))
+        chunks = [range(start, min(b, start + size)) for start in range(0, b, size)]
+        if len(chunks) > 1:
+            finite = torch.cat([found.rows(rows).isfinite().all(1) for rows in chunks])
+            bad = (~finite).nonzero().flatten().tolist()
+            if bad:
+                raise NonFiniteError(
+                    f"the gradients of examples {bad[:8]} of {b} contain NaN or infinity; nothing was observed. "
+                    "Leave these examples out, or look for a division by zero in the model",
+                    bad,
+                )
+        for rows in chunks:
+            self.sketch.observe(found.rows(rows))
+
+    def _together(self, reading: Reading, weights: Tensor) -> Iterator[Tensor]:
+        """COMBINATIONS rows (1, p): the gradients of Σ_e ± s_e / √COMBINATIONS."""
+        for signs in sign_rows(
+            weights.reshape(len(weights), -1)[:, :1], COMBINATIONS, derive_seed(reading.seed, "together")
+        ):
+            signed = weights * signs.view(-1, *[1] * (weights.ndim - 1))
+            tensors = self.parameters.tensors
+            found = torch.autograd.grad(reading.outputs, tensors, signed, retain_graph=True, allow_unused=True)
+            yield self.parameters.flatten(found)[None]
+
+    def _observe(self, inputs: Any, targets: Any) -> None:
         self.signals.require_finite(inputs, targets)
         for rows in self.signals.chunks(inputs, targets):
             self.sketch.observe(rows)
+
+    def seen(self) -> list[bool]:
+        """For each parameter whether anything observed depends on it: whether it has columns that are not zero."""
+        held = self.sketch.tensors()
+        rows = held.get("rows", held.get("matrix"))
+        if rows is None or not self.sketch.count:
+            return [self.sketch.count > 0] * len(self.parameters)
+        values = held.get("values")
+        rows = rows if values is None else rows[: len(values)]
+        columns = torch.linalg.vector_norm(rows, dim=0)
+        least = 1e-10 * columns.max()  # eigenvectors are zero but for rounding
+        return [bool((columns[place] > least).any()) for _, place in self.parameters.slices()]
 
     def projector(self, rule: Rule, weight: float) -> Projector | None:
         """The projector of these parameters; None where nothing is remembered of them."""

@@ -84,7 +84,9 @@ class TraceSums:
     def add(self, deltas: Sequence[Tensor | None]) -> None:
         """Add one scalar per example: the gradients of Σ_e ± scalar_e with respect to the output of every use."""
         for layer, mine, examples in _by_layer(self.uses, self.orders, deltas, self.b):
-            if layer.kind == "embedding":
+            if any(use.head for use, _, _ in mine):
+                self._add_tied(layer, mine, examples)
+            elif layer.kind == "embedding":
                 self._add_embedding(layer, mine, examples)
             elif any(use.options.get("groups", 1) > 1 for use, _, _ in mine):
                 self._add_grouped(layer, mine, examples)
@@ -151,6 +153,23 @@ class TraceSums:
             outputs.add(S, S)
             outputs.energy += energy.sum()
 
+    def _add_tied(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
+        """An embedding that is an output layer too: G (tokens, fan-out) = Σ_t δ_t h_tᵀ + the rows of the tokens read.
+
+        With both as G = Lᵀ R for rows L (r, tokens) and R (r, fan-out), Gᵀ G = Rᵀ (L Lᵀ) R and the square norms of the
+        rows of G are those of the columns of L in the metric R Rᵀ. Where r is large, G is written down in pieces.
+        """
+        factors = self.factors[layer.name]
+        assert factors.counts is not None
+        _, outputs = self._sums(layer, examples)
+        total = self.tokens.setdefault(layer.name, torch.zeros_like(factors.counts))
+        for e in range(examples):
+            L, R = (torch.cat(parts) for parts in zip(*_tied_rows(uses, e, examples, factors.dtype), strict=True))
+            pieces = [L] if 2 * len(L) < layer.fan_out else L.split(max(1, EXPLICIT_BYTES // (R[0].nbytes or 1)), 1)
+            for start, piece in zip(_starts(pieces), pieces, strict=True):
+                squares = _add_tied_piece(piece, R, outputs, 2 * len(L) < layer.fan_out)
+                total[start : start + len(squares)] += squares.to(total.device)
+
     def _added(self, name: str, part: str, sketch: Sketch | None) -> Added | None:
         if sketch is None:
             return None
@@ -214,6 +233,49 @@ def _add_by_grams(A: Tensor, D: Tensor, inputs: Added | None, outputs: Added | N
             added.energy += energy
 
 
+def _tied_rows(
+    uses: Sequence[tuple[Use, str, Tensor]], e: int, examples: int, dtype: torch.dtype
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(L, R) of every use of a tied weight for one example, see `TraceSums`."""
+    for use, order, delta in uses:
+        if use.head:
+            rows = grouped(sensitivity_rows(use, delta, dtype), order, examples)[e]
+            yield rows, grouped(input_rows(use, dtype), order, examples)[e]
+            continue
+        tokens = grouped(use.input.reshape(-1, 1), order, examples)[e, :, 0]
+        own = grouped(delta.reshape(-1, delta.shape[-1]), order, examples)[e].to(dtype)
+        if use.options["padding"] is not None:  # the row of this token gets no gradient
+            own = own.masked_fill((tokens == use.options["padding"])[:, None], 0.0)
+        unique, inverse = tokens.unique(return_inverse=True)
+        R = own.new_zeros(len(unique), own.shape[1]).index_add_(0, inverse, own)
+        L = R.new_zeros(len(unique), use.layer.fan_in)
+        yield L.scatter_(1, unique[:, None], 1.0), R
+
+
+def _starts(pieces: Sequence[Tensor]) -> Iterator[int]:
+    start = 0
+    for piece in pieces:
+        yield start
+        start += piece.shape[1]
+
+
+def _add_tied_piece(L: Tensor, R: Tensor, outputs: Added | None, grams: bool) -> Tensor:
+    """Add Gᵀ G for G = Lᵀ R; returns the square norms of the rows of G."""
+    if not grams:
+        G = L.T @ R
+        if outputs is not None:
+            outputs.add(G, G)
+        squares = torch.linalg.vector_norm(G, dim=1).double().square()
+    else:
+        if outputs is not None:
+            left = (L @ L.T) @ (R if outputs.omega is None else R @ outputs.omega)
+            outputs.total.addmm_(left.T, R)
+        squares = (L * (R @ R.T @ L)).sum(0).double().clamp_min(0.0)
+    if outputs is not None:
+        outputs.energy += squares.sum()
+    return squares
+
+
 def _add_explicit(G: Tensor, inputs: Added | None, outputs: Added | None) -> None:
     """From G (b, o, w) itself."""
     energy = torch.linalg.vector_norm(G.flatten(1), dim=1).double().square().sum()
@@ -234,7 +296,9 @@ def explicit_gradients(
         G: Tensor | None = None
         for use, order, delta in mine:
             g = use.options.get("groups", 1)
-            if layer.kind == "embedding":
+            if use.head:
+                a, delta = sensitivity_rows(use, delta, delta.dtype), input_rows(use, delta.dtype)
+            elif layer.kind == "embedding":
                 tokens = use.input.reshape(-1, 1)
                 a = torch.nn.functional.one_hot(tokens[:, 0], layer.fan_in).to(delta.dtype)
                 if use.options["padding"] is not None:
@@ -242,7 +306,7 @@ def explicit_gradients(
             else:
                 a = input_rows(use, delta.dtype)
             A = grouped(a.view(-1, g * a.shape[1]), order, examples).unflatten(2, (g, -1)).transpose(1, 2)
-            rows = sensitivity_rows(use, delta, delta.dtype)
+            rows = delta if use.head else sensitivity_rows(use, delta, delta.dtype)
             D = grouped(rows, order, examples).unflatten(2, (g, -1)).transpose(1, 2)
             own = (D.mT @ A).flatten(1, 2)
             G = own if G is None else G + own

@@ -6,6 +6,8 @@
 * `calls`: how a model is called with a batch, and which of its outputs count (padding, labels of language models)
 * `signs`: random signs of logits
 * `layers`: the layers of a model, and how a forward pass uses their weights
+* `watching`: calls in which parameters of no layer meet the batch
+* `call_gradients`: per-example gradients of these calls, from one backward pass of the batch
 * `gradients`: per-example gradients
 * `sensitivities`: inputs of layers, and gradients of the model's outputs with respect to the outputs of layers
 """

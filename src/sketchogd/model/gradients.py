@@ -145,7 +145,7 @@ class GradientSignals:
             expected = _by_vmap(self, ends)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             slow, expected = "loop", _by_loop(self, ends)
             reason = str(error).splitlines()[0][:160]
         covered = sum(

@@ -2,8 +2,8 @@
 
 A layer is a weight matrix W (fan-out, fan-in), with its bias, that multiplies input rows a: Linear, Conv1d and Conv2d
 (rows are patches), Embedding (rows are one-hot tokens), the projections inside MultiheadAttention. `record` intercepts
-the functions that layers call (linear, conv, embedding), not the modules, so that every use of a weight is seen, also
-repeated ones and functional calls.
+the functions that layers call (linear, conv, embedding, matmul), not the modules, so that every use of a weight is
+seen, also repeated ones, functional calls, and an embedding as output layer.
 """
 
 import types
@@ -28,7 +28,8 @@ class Layer:
     """A protected weight (fan-out, fan-in) and its bias, if that is protected, as the weight of one more input of 1.
 
     For an Embedding the fan-in is the number of tokens. The weights of embeddings and of the Conv1D of transformers
-    (GPT-2's linear layer) are stored as (fan-in, fan-out).
+    (GPT-2's linear layer) are stored as (fan-in, fan-out). The weight of an embedding that is `tied` may be an output
+    layer too, h Wᵀ, whose outputs are tokens.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Layer:
     bias: nn.Parameter | None
     fan_in: int
     fan_out: int
+    tied: bool = False
 
     @property
     def width(self) -> int:
@@ -54,13 +56,19 @@ class Use:
     first: int
     """First row of the weight that was used: cross-attention uses slices of one weight."""
     options: dict[str, Any] = field(default_factory=dict)
+    head: bool = False
+    """Whether an embedding's weight is used as an output layer: inputs (…, fan-out), outputs (…, tokens)."""
 
 
-def find_layers(parameters: ProtectedParameters) -> list[Layer]:
+def find_layers(parameters: ProtectedParameters, tied: bool = False) -> list[Layer]:
     """Return the layers of a model whose weights are protected, in module order.
 
-    A weight shared by layers of the same kind is one layer. A weight shared by layers of different kinds (an embedding
-    tied to the output layer) is left out, since no single layer describes both.
+    A weight shared by layers of the same kind is one layer. A weight shared by layers of other kinds is left out, since
+    no single layer describes both.
+
+    Args:
+        parameters: the protected parameters.
+        tied: whether embeddings may be tied to an output layer; if not, those that are are left out.
     """
     found: dict[int, Layer] = {}
     conflicting: set[int] = set()
@@ -75,9 +83,12 @@ def find_layers(parameters: ProtectedParameters) -> list[Layer]:
                 fan_out, fan_in = fan_in, fan_out
             name = names[id(weight)].removesuffix("weight")
             name = name[:-1] if name else name  # the dot, or the underscore of "in_proj_weight"
-            layer = Layer(name, kind, weight, bias if id(bias) in names else None, fan_in, fan_out)
+            own = bias if id(bias) in names else None
+            layer = Layer(name, kind, weight, own, fan_in, fan_out, tied and kind == "embedding")
             previous = found.setdefault(id(weight), layer)
-            if (previous.kind, previous.bias) != (layer.kind, layer.bias):
+            if tied and {previous.kind, kind} == {"embedding", "linear"}:
+                found[id(weight)] = previous if previous.kind == "embedding" else layer
+            elif (previous.kind, previous.bias) != (layer.kind, layer.bias):
                 conflicting.add(id(weight))
     layers = [layer for key, layer in found.items() if key not in conflicting]
     biases = [id(layer.bias) for layer in layers if layer.bias is not None]
@@ -100,15 +111,17 @@ def _weights_of(module: nn.Module) -> Iterable[tuple[str, str, str]]:
             yield "linear", f"{part}_proj_weight", ""
 
 
-# A function mode is disabled inside its own handler. Re-enabling it for attention would recurse forever, because
-# F.multi_head_attention_forward dispatches to active modes. This copy of it has that check replaced by "no mode is
-# active", so that it runs with the mode enabled and its linear calls are recorded.
-_attention = types.FunctionType(
+attention = types.FunctionType(
     F.multi_head_attention_forward.__code__,
     {**vars(F), "has_torch_function": lambda *_: False},
     "attention",
     F.multi_head_attention_forward.__defaults__,
 )
+"""`F.multi_head_attention_forward` as it runs under a function mode, so that the mode sees the calls inside.
+
+A mode is disabled inside its own handler. Re-enabling it for attention would recurse forever, because the function
+dispatches to active modes. In this copy of it that check is replaced by "no mode is active".
+"""
 
 
 class _Recorder(TorchFunctionMode):
@@ -121,29 +134,49 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             with self:
-                return _attention(*args, **kwargs)
+                return attention(*args, **kwargs)
         result = func(*args, **kwargs)
         read = _READERS.get(func)
-        if read is not None:
-            input, weight, options = read(*args, **kwargs)
-            layer, first = self._layer(weight)
-            if layer is not None and result.requires_grad:
-                self.uses.append(Use(layer, input.detach(), get_gradient_edge(result), first, options))
+        if read is not None and result.requires_grad:
+            input, weight, transposed, options = read(*args, **kwargs)
+            layer, first, stored_transposed = self._layer(weight)
+            if layer is not None and _fits(layer, func, transposed != stored_transposed):
+                head = layer.tied and func is not F.embedding
+                self.uses.append(Use(layer, input.detach(), get_gradient_edge(result), first, options, head))
         return result
 
-    def _layer(self, weight: Tensor) -> tuple[Layer | None, int]:
+    def _layer(self, weight: Tensor) -> tuple[Layer | None, int, bool]:
+        """The layer whose weight this is, or a view of: some of its rows, as they are or transposed."""
         layer = self.layers.get(id(weight))
         if layer is not None:
-            return layer, 0
-        base = weight._base
+            return layer, 0, False
+        base = weight._base if isinstance(weight, Tensor) else None
         layer = None if base is None else self.layers.get(id(base))
-        if layer is None or weight.ndim != 2 or weight.shape[1] != layer.fan_in or not weight.is_contiguous():
-            return None, 0
-        return layer, weight.storage_offset() // layer.fan_in
+        if layer is None or base is None or weight.ndim != 2:
+            return None, 0, False
+        for transposed, rows in ((False, weight), (True, weight.T)):
+            if rows.shape[1] == base[0].numel() and rows.is_contiguous() and base.is_contiguous():
+                return layer, rows.storage_offset() // rows.shape[1], transposed
+        return None, 0, False
 
 
-def _read_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    return input, weight, {}
+def _fits(layer: Layer, func: Any, transposed: bool) -> bool:
+    """Whether a call uses a weight as its kind of layer does; transposed: a product with it and not with Wᵀ."""
+    if func in (F.conv1d, F.conv2d):
+        return layer.kind == "conv"
+    if func is F.embedding:
+        return layer.kind == "embedding"
+    if layer.kind == "conv1d of transformers":
+        return transposed
+    return not transposed and (layer.kind == "linear" or layer.tied)
+
+
+_Read = tuple[Tensor, Tensor, bool, dict[str, Any]]
+"""Input, weight, whether the call multiplies by the weight and not by its transpose, and options."""
+
+
+def _read_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Read:
+    return input, weight, False, {}
 
 
 def _read_conv(
@@ -154,27 +187,39 @@ def _read_conv(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
+) -> _Read:
     options = {"kernel": weight.shape[2:], "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    return input, weight, options
+    return input, weight, False, options
 
 
 def _read_embedding(
-    input: Tensor, weight: Tensor, padding_idx: int | None = None, *_: Any, **__: Any
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    return input, weight, {"padding": None if padding_idx is None else padding_idx % len(weight)}
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> _Read:
+    padding = None if padding_idx is None else padding_idx % len(weight)
+    return input, weight, False, {"padding": padding, "scaled": scale_grad_by_freq}
 
 
-def _read_addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **_: Any) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    return mat1, mat2, {}
+def _read_addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **_: Any) -> _Read:
+    return mat1, mat2, True, {}
 
 
-_READERS: dict[Any, Callable[..., tuple[Tensor, Tensor, dict[str, Any]]]] = {
+def _read_matmul(input: Any, other: Any, **_: Any) -> _Read:
+    return input, other, True, {}
+
+
+_READERS: dict[Any, Callable[..., _Read]] = {
     F.linear: _read_linear,
     F.conv1d: _read_conv,
     F.conv2d: _read_conv,
     F.embedding: _read_embedding,
     torch.addmm: _read_addmm,
+    **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), _read_matmul),
 }
 
 
@@ -239,9 +284,11 @@ def grouped(rows: Tensor, order: str, examples: int) -> Tensor:
 def input_rows(use: Use, dtype: torch.dtype) -> Tensor:
     """Return the input of a use as rows (positions, width), with a column of ones for the bias.
 
-    For an embedding the rows are token counts (examples, tokens).
+    For an embedding the rows are token counts (examples, tokens), for one as output layer (positions, fan-out).
     """
     layer = use.layer
+    if use.head:
+        return use.input.reshape(-1, layer.fan_out).to(dtype)
     if layer.kind == "embedding":
         tokens = use.input.reshape(len(use.input), -1)
         counts = torch.zeros(len(tokens), layer.fan_in, dtype=dtype, device=tokens.device)
@@ -255,11 +302,11 @@ def input_rows(use: Use, dtype: torch.dtype) -> Tensor:
 
 
 def sensitivity_rows(use: Use, delta: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the gradient with respect to the output of a use as rows (positions, fan-out)."""
+    """Return the gradient with respect to the output of a use as rows (positions, fan-out), of a head (…, tokens)."""
     if use.layer.kind == "conv":
         delta = delta.movedim(1 if delta.ndim > len(use.options["kernel"]) + 1 else 0, -1)
     rows = delta.reshape(-1, delta.shape[-1]).to(dtype)
-    missing = use.layer.fan_out - rows.shape[1]
+    missing = (use.layer.fan_in if use.head else use.layer.fan_out) - rows.shape[1]
     return F.pad(rows, (use.first, missing - use.first)) if missing else rows
 
 

@@ -17,6 +17,7 @@ from .calls import Call
 from .layers import Layer, Use, find_layers, input_rows, record, sensitivity_rows
 from .parameters import ProtectedParameters, Selection
 from .signs import mask_of, sign_rows
+from .watching import WatchedCall, record_calls
 
 EVERY_LOGIT_UP_TO = 16
 """Up to this many logits, sensitivities are those of each; beyond, those of COMBINATIONS random combinations."""
@@ -102,6 +103,7 @@ class Reading:
         targets: its targets, or None if `output` needs none.
         output: the scalar of an example.
         seed: seed of random signs.
+        watched: parameters of no layer, whose calls are recorded.
     """
 
     model: nn.Module
@@ -110,6 +112,7 @@ class Reading:
     targets: Any
     output: Output
     seed: int
+    watched: Sequence[Tensor] = ()
 
     @cached_property
     def call(self) -> Call:
@@ -118,9 +121,25 @@ class Reading:
             return Call.of(self.model, self.inputs, self.targets, self.output)
 
     @cached_property
-    def _recorded(self) -> tuple[Any, list[Use]]:
+    def _recorded(self) -> tuple[tuple[Any, list[WatchedCall]], list[Use]]:
+        call = self.call  # before anything is recorded, since the model may be run for it
+
+        def forward() -> tuple[Any, list[WatchedCall]]:
+            if not self.watched:
+                return call.run(), []
+            return record_calls(self.watched, (call.inputs, call.keywords), call.run)
+
         with evaluating(self.model):
-            return record(self.layers, self.call.run)
+            return record(self.layers, forward)
+
+    @property
+    def _result(self) -> Any:
+        return self._recorded[0][0]
+
+    @property
+    def calls(self) -> list[WatchedCall]:
+        """Every call in which watched parameters meet the batch, in order."""
+        return self._recorded[0][1]
 
     @property
     def uses(self) -> list[Use]:
@@ -137,7 +156,7 @@ class Reading:
     @property
     def logits(self) -> Tensor:
         """The logits that the model returned."""
-        return logits_of(self._recorded[0])
+        return logits_of(self._result)
 
     @cached_property
     def counted(self) -> Tensor | None:
@@ -157,7 +176,7 @@ class Reading:
         with torch.enable_grad():
             if self.output is every_logit:
                 return self.logits.reshape(len(self.logits), -1)
-            return per_example(self.output, self._recorded[0], self.call.targets)
+            return per_example(self.output, self._result, self.call.targets)
 
     def signs(self, count: int, seed: int) -> Iterator[Tensor]:
         """Random signs ±1/√count shaped like the logits, with zeros where they do not count."""
