@@ -25,6 +25,7 @@ from .model.batches import every_logit, log_likelihood, true_logit
 from .model.gradients import per_example_gradients
 from .model.parameters import ProtectedParameters, excluding
 from .model.sensitivities import layer_signals
+from .model.statistics import HoldStatistics
 from .projector import (
     BasisProjector,
     BlocksProjector,
@@ -63,6 +64,7 @@ __all__ = [
     "Gaussian",
     "GradientMemory",
     "GradientSketch",
+    "HoldStatistics",
     "IncrementalPCA",
     "LayerMemory",
     "LayerProjector",

@@ -10,12 +10,16 @@ from .distributed.team import Alone, Team
 from .memory import GradientMemory, Memory
 from .model.batches import Output
 from .model.parameters import ProtectedParameters, Selection
+from .model.statistics import HoldStatistics
 from .optimizer.step_size import pulls_updates
 from .protection import Protection
 from .sketch import Sketch
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+HOLD = HoldStatistics()
 
 
 def protect(
@@ -31,6 +35,7 @@ def protect(
     group: "ProcessGroup | None" = None,
     shard: bool = False,
     strength: float | None = None,
+    buffers: HoldStatistics | None = HOLD,
 ) -> "Protection":
     """Protect what a model has learned: from now on every step of the optimizer spares what was remembered.
 
@@ -51,6 +56,8 @@ def protect(
         shard: split a gradient sketch over the processes, each keeping p / R of its columns; a budget is then that of
             one process.
         strength: with a budget, the weight of what is remembered against the new loss (`Pull`); a memory has its own.
+        buffers: running statistics of norm layers are held once the first task is remembered: from then on training
+            goes over from the batch's statistics to these. None lets them follow new tasks, as PyTorch does.
 
     >>> import torch, sketchogd as so
     >>> model = nn.Linear(4, 2)
@@ -79,7 +86,7 @@ def protect(
         memory = GradientMemory(memory)
     elif not isinstance(memory, Memory):
         raise TypeError(f"memory is a sketch or a memory such as so.LayerMemory(rank=200); got {memory!r}")
-    return Protection(chosen, optimizer, memory, team, output, every, reason)
+    return Protection(chosen, optimizer, memory, team, output, every, reason, buffers)
 
 
 def _team(parameters: ProtectedParameters, group: "ProcessGroup | None", shard: bool) -> Team:

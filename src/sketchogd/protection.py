@@ -22,6 +22,7 @@ from .ledger import Held, Ledger
 from .memory import Memory
 from .model.batches import Output, batch_size, limited, map_tensors
 from .model.parameters import ProtectedParameters, local
+from .model.statistics import HoldStatistics, Statistics
 from .optimizer.hooks import UpdateProjection
 from .optimizer.reference import FULL, Copy
 from .projector.base import Anchor, Projector
@@ -39,6 +40,7 @@ class Protection:
         output: the scalar of an example that is remembered, None for the memory's own default.
         every: optimizer steps between two projections.
         reason: why a budget picked this memory.
+        buffers: how running statistics are held; None lets them move.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Protection:
         output: Output | None,
         every: int,
         reason: str | None = None,
+        buffers: HoldStatistics | None = None,
     ) -> None:
         self.parameters = parameters
         self.memory = memory
@@ -60,11 +63,13 @@ class Protection:
         self._stale = False
         self._weight, self._examples = 1.0, 0
         self._projection = UpdateProjection(parameters, self._current_projector, every)
+        self._statistics = Statistics(parameters, buffers)
         self._projection.attach(optimizer)
         try:
             team.require_fit(memory)
             memory.bind(parameters, output)
             team.share(memory)
+            self._statistics.attach(optimizer)
         except BaseException:
             self._projection.detach()
             raise
@@ -92,6 +97,7 @@ class Protection:
             )
             return
         self.memory.end_task()
+        self._statistics.end_task()
         self._refresh()
 
     def observe(self, inputs: Any, targets: Any = None) -> None:
@@ -220,17 +226,20 @@ class Protection:
         self.parameters.require_unchanged()
         with self._projection.joint(steps, more):
             yield
+        self._statistics.advance(steps)
 
     def attach(self, optimizer: Optimizer) -> None:
         """Protect the steps of another optimizer from now on, instead of the last one's."""
         self.parameters.require_unchanged()
         self.settle()
         self._projection.attach(optimizer)
+        self._statistics.attach(optimizer)
 
     def detach(self) -> None:
-        """Settle, and leave no trace on the optimizer. What is remembered stays; `attach` goes on."""
+        """Settle, and leave no trace on model and optimizer. What is remembered stays; `attach` goes on."""
         self.settle()
         self._projection.detach()
+        self._statistics.detach()
 
     # ---------------------------------------------------------------- bytes and numbers
 
@@ -239,13 +248,15 @@ class Protection:
         return Ledger.of(self.held())
 
     def coverage(self) -> Coverage:
-        """How each parameter of the model is protected: by a layer, by a sketch of gradients, or not, and why."""
-        memory = self.memory
-        return Coverage.of(self.parameters.model, self.parameters.tensors, memory.coverage(), memory.examples)
+        """How each parameter and buffer of the model is protected: by a layer, by gradients, held, or not, and why."""
+        memory, model = self.memory, self.parameters.model
+        covered = Coverage.of(model, self.parameters.tensors, memory.coverage(), memory.examples)
+        return covered.with_buffers(self._statistics.coverage())
 
     def held(self) -> Iterator[Held]:
         """What the ledger lists; a copy of the weights that will be needed is among it from the start."""
         yield from self.memory.held()
+        yield from self._statistics.held()
         projection, anchor = self._projection, self.memory.rule.anchor
         if projection.every > 1 or anchor is not None:
             purpose = (
@@ -317,6 +328,7 @@ class Protection:
         state = self.memory.state_dict()
         flags = {"stale": self._stale, "remembered": self._projector is not None}
         meta = {"format": file.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
+        meta |= self._statistics.state()
         anchor = self._projection.reference if self.memory.rule.anchor is not None else None
         copies = zip(self.parameters.names, anchor or (), strict=False)
         parts = {restore.ANCHOR + name + suffix: part for name, copy in copies for suffix, part in copy.parts()}
@@ -365,6 +377,7 @@ class Protection:
         self._team.share(loaded)
         self.memory, self._reason = loaded, None
         self._projector, self._stale = None, bool(meta["stale"])
+        self._statistics.load(meta, bool(meta["remembered"]))
         if meta["remembered"]:
             self._refresh()
         if anchor:

@@ -5,4 +5,5 @@
 * `layers`: the layers of a model, and how a forward pass uses their weights
 * `gradients`: per-example gradients
 * `sensitivities`: inputs of layers, and gradients of the model's outputs with respect to the outputs of layers
+* `statistics`: running statistics of norm layers, which are held, and other buffers
 """

@@ -1,0 +1,344 @@
+"""Running statistics of norm layers: held after the first task, so that old outputs do not move with new data.
+
+In evaluation a norm layer computes γ (x − μ)/σ + β with running statistics μ, σ, which are no parameters: they follow
+the inputs of the present task, and old outputs change with them whatever the weights do. Held, μ and σ stay what they
+were when the first task was remembered, in training too, so that a new task is learned with the statistics that it is
+tested with. The hand-over is gradual: μ_B, σ_B being the batch's own and λ going from 0 to 1,
+
+    y = γ ((x − μ_B)/σ_B · (σ_B/σ)^λ + λ (μ_B − μ)/σ) + β,
+
+with the usual gradient through the first μ_B and σ_B: batch norm at 0, the held statistics at 1. It is the correction
+of batch renormalisation (Ioffe 2017), there with limits and statistics that move.
+"""
+
+import hashlib
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+from ..errors import ProtectionWarning
+from ..ledger import Held
+from .parameters import ProtectedParameters, local
+
+UNKNOWN_STEPS = 100
+"""Steps of a hand-over where no task was trained before, as with a pretrained model."""
+
+_OF_NORMS = ("running_mean", "running_var", "num_batches_tracked")
+_SPATIAL = {nn.InstanceNorm1d: 1, nn.InstanceNorm2d: 2, nn.InstanceNorm3d: 3}
+
+
+@dataclass(frozen=True)
+class HoldStatistics:
+    """Hold running statistics from the end of the first task on; `buffers=None` lets them follow new tasks.
+
+    Args:
+        handover: over how many optimizer steps of a new task training goes from the batch's statistics to those held,
+            as a share of the steps of the task before. 0 holds at once, which can make training diverge where the
+            inputs of the tasks differ much.
+    """
+
+    handover: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.handover < float("inf"):
+            raise ValueError(f"handover is a share of the steps of a task, 0 or more; got {self.handover!r}")
+
+
+class _Norm:
+    """The hooks of one norm layer; a copy of them, as in a copied model, does nothing."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self.share: Tensor | None = None
+        self._switched = False
+
+    def before(self, module: Any, args: Any) -> Any:
+        """In training, let the layer use its running statistics; until they are handed over, on other inputs."""
+        if not self.held or not module.training:
+            return None
+        module.training = False
+        self._switched = True
+        return None if self.share is None else (handed_over(module, args[0], self.share), *args[1:])
+
+    def after(self, module: Any, args: Any, output: Any) -> None:
+        """Put the layer's mode back."""
+        if self._switched:
+            module.training = True
+            self._switched = False
+
+    def __deepcopy__(self, memo: Any) -> "_Norm":
+        return _Norm()
+
+    def __reduce__(self) -> Any:
+        return _Norm, ()
+
+
+def handed_over(module: Any, x: Tensor, share: Tensor) -> Tensor:
+    """The x for which statistics that are held give what is in the file's first lines; λ is the share."""
+    spatial = next((n for kind, n in _SPATIAL.items() if isinstance(module, kind)), None)
+    channel = 1 if spatial is None else x.ndim - spatial - 1
+    over = [i for i in range(x.ndim) if i != channel and (spatial is None or i > channel)]
+    shape = [-1 if i == channel else 1 for i in range(x.ndim)]
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    variance, mean = torch.var_mean(wide, over, correction=0, keepdim=True)
+    own = (variance + module.eps).sqrt()
+    held_mean = module.running_mean.view(shape).to(wide.dtype)
+    held = (module.running_var.view(shape).to(wide.dtype) + module.eps).sqrt()
+    scale = held / own * (own / held).detach() ** share
+    return (held_mean + (wide - mean) * scale + share * (mean.detach() - held_mean)).to(x.dtype)
+
+
+class Statistics:
+    """The buffers of a protected model: which of them are held, and which others change.
+
+    Holding keeps no copy of statistics, which stay in the model: only digests, with which a change is noticed.
+
+    Args:
+        parameters: the protected parameters. A norm layer is held unless its weight was left out of them.
+        hold: how statistics are held, None to let them move.
+    """
+
+    def __init__(self, parameters: ProtectedParameters, hold: HoldStatistics | None) -> None:
+        self.parameters = parameters
+        self.hold = hold
+        self.steps = 0
+        self.handover = 0
+        self._norms: dict[str, _Norm] = {}
+        self._hooked: dict[str, weakref.ref[nn.Module]] = {}
+        self._digests: dict[str, str] = {}
+        self._moved: set[str] = set()
+        self._ended = self._unverified = False
+        self._shares: dict[torch.device, Tensor] = {}
+        self._handles: list[Any] = []
+        weakref.finalize(self, _remove, self._handles).atexit = False
+
+    # ---------------------------------------------------------------- hooks
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Hook the norm layers and, to count its steps, an optimizer.
+
+        The hooks do nothing before the first task has ended. They are there from the start because torch.compile does
+        not see hooks that come after the first call of a compiled model.
+        """
+        self.detach()
+        self._hook()
+        if self._norms:
+            self._handles.append(optimizer.register_step_post_hook(lambda *_: self.advance(1)))
+
+    def detach(self) -> None:
+        """Remove every hook; what is held is remembered for the next `attach`."""
+        _remove(self._handles)
+        self._hooked.clear()
+
+    def _hook(self) -> None:
+        """Hook the norm layers that have no hooks yet: at first all of them."""
+        for name, module in self._to_hold().items():
+            found = self._hooked.get(name)
+            if found is not None and found() is module:
+                continue
+            norm = self._norms.setdefault(name, _Norm())
+            self._hooked[name] = weakref.ref(module)
+            self._handles += [
+                module.register_forward_pre_hook(norm.before),
+                module.register_forward_hook(norm.after, always_call=True),
+            ]
+
+    def _to_hold(self) -> dict[str, Any]:
+        """The norm layers with running statistics whose weight was not left out, by name."""
+        if self.hold is None:
+            return {}
+        found = {name: m for name, m in self.parameters.model.named_modules() if _has_statistics(m)}
+        return {name: m for name, m in found.items() if not self._left_out(m)}
+
+    def _left_out(self, module: Any) -> bool:
+        weight = module.weight
+        return weight is not None and weight.requires_grad and weight not in self.parameters
+
+    def advance(self, steps: int) -> None:
+        """Count optimizer steps, and go on with the hand-over."""
+        self.steps += steps
+        if self._unverified:
+            self._verify()
+        if self._shares:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give every norm layer the present share; None at the end."""
+        done = self.steps >= self.handover
+        if done:
+            self._shares.clear()
+        for share in self._shares.values():
+            share.fill_(self.steps / self.handover)
+        for norm in self._norms.values():
+            norm.share = None if done else norm.share
+
+    # ---------------------------------------------------------------- tasks
+
+    def end_task(self) -> None:
+        """Hold, from the first task on, the statistics of every norm layer that has seen data; begin a hand-over."""
+        self._hook()
+        self._verify()
+        self._note_others()
+        if self.hold is None:
+            return
+        if self.steps or not self.handover:
+            self.handover = round(self.hold.handover * (self.steps or UNKNOWN_STEPS))
+        self.steps = 0
+        modules = dict(self.parameters.model.named_modules())
+        for name, norm in self._norms.items():
+            module: Any = modules.get(name)
+            norm.held = norm.held or (module is not None and not _fresh(module))
+        self._ended = True
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start or continue the hand-over of all held layers, whose digests are noted."""
+        modules = dict(self.parameters.model.named_modules())
+        self._shares.clear()
+        for name, norm in self._norms.items():
+            module: Any = modules.get(name)
+            norm.share = None
+            if norm.held and module is not None:
+                for key in _OF_NORMS[:2]:
+                    self._digests.setdefault(f"{name}.{key}".lstrip("."), digest(getattr(module, key)))
+                if self.steps < self.handover:
+                    device = module.running_mean.device
+                    norm.share = self._shares.setdefault(device, torch.zeros((), device=device))
+        if self._shares:
+            self._hand_over()
+
+    def _verify(self) -> None:
+        """Warn where held statistics moved all the same; what they are now is held from here on."""
+        self._unverified = False
+        present = dict(self.parameters.model.named_buffers())
+        held = [name for name in self._digests if self._is_held(name) and name in present]
+        moved = [name for name in held if digest(present[name]) != self._digests[name]]
+        self._digests.update({name: digest(present[name]) for name in moved})
+        if moved:
+            warnings.warn(
+                f"running statistics that should be held changed: {', '.join(moved[:4])}"
+                f"{', …' if len(moved) > 4 else ''}. Old outputs changed with them. Either they were loaded or set, or "
+                "the model was compiled, or captured as a CUDA graph, before so.protect: protect first, or call "
+                "torch._dynamo.reset(), and capture anew after `remember`",
+                ProtectionWarning,
+                stacklevel=4,
+            )
+
+    def _is_held(self, name: str) -> bool:
+        norm = self._norms.get(name.rpartition(".")[0])
+        return norm is not None and norm.held and name.rpartition(".")[2] in _OF_NORMS[:2]
+
+    def _note_others(self) -> None:
+        """Note other buffers at the end of the first task, and warn of real numbers that have changed since."""
+        changed = []
+        for name, t in self._others():
+            if self._digests.setdefault(name, digest(t)) != digest(t) and name not in self._moved:
+                self._moved.add(name)
+                changed += [name] if t.is_floating_point() else []
+        if changed:
+            warnings.warn(
+                f"buffers of the model change in training and are NOT PROTECTED: {', '.join(changed[:4])}"
+                f"{', …' if len(changed) > 4 else ''}. Outputs on old tasks change with them; freeze them after the "
+                "first task if they should not",
+                ProtectionWarning,
+                stacklevel=4,
+            )
+
+    def _others(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers that belong to no norm layer."""
+        norms = {name for name, module in self.parameters.model.named_modules() if _has_statistics(module)}
+        for name, t in self.parameters.model.named_buffers():
+            if name.rpartition(".")[0] not in norms:
+                yield name, t
+
+    # ---------------------------------------------------------------- what is known
+
+    def coverage(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and protection of every buffer of the model."""
+        others = dict(self._others())
+        modules = dict(self.parameters.model.named_modules())
+        for name, t in self.parameters.model.named_buffers():
+            owner = name.rpartition(".")[0]
+            how = self._of_other(name, t) if name in others else self._of_norm(owner, modules[owner])
+            yield name, tuple(t.shape), how
+
+    def _of_other(self, name: str, t: Tensor) -> str:
+        if name in self._moved or self._digests.get(name, digest(t)) != digest(t):
+            return "NOT PROTECTED: changes in training"
+        return "constant so far" if name in self._digests else "not known before the first task has ended"
+
+    def _of_norm(self, owner: str, module: Any) -> str:
+        if self.hold is None:
+            return "NOT PROTECTED: follows new tasks (buffers=None)"
+        if self._left_out(module):
+            return "NOT PROTECTED: follows new tasks, as the norm's weight was not chosen"
+        norm = self._norms.get(owner)
+        if norm is None or not norm.held:
+            return "free so far: held, in training too, from the end of the first task that uses it"
+        if norm.share is None:
+            return "held, in training too"
+        return f"held; training goes over to it ({self.steps} of {self.handover} steps)"
+
+    def held(self) -> Iterator[Held]:
+        """What is kept while training goes over to the held statistics."""
+        for device, share in self._shares.items():
+            yield Held(f"statistics.{device}", "how far training uses held statistics", share)
+
+    # ---------------------------------------------------------------- state
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for a file; empty for a model without buffers."""
+        if not any(True for _ in self.parameters.model.buffers()):
+            return {}
+        held = sorted(name for name, norm in self._norms.items() if norm.held)
+        counts = {"steps": self.steps, "handover": self.handover, "ended": self._ended}
+        digests = [list(pair) for pair in sorted(self._digests.items())]
+        return {"buffers": {**counts, "held": held, "digests": digests, "moved": sorted(self._moved)}}
+
+    def load(self, meta: Mapping[str, Any], remembered: bool) -> None:
+        """Continue from `state`. A file without one, of an older version, begins to hold what the model has now."""
+        found = meta.get("buffers")
+        self._digests, self._moved, self.steps, self.handover = {}, set(), 0, 0
+        for norm in self._norms.values():
+            norm.held = False
+        if found is None or (self.hold is not None and not found["ended"]):
+            self._ended = False
+            if remembered:
+                self.end_task()
+            else:
+                self._begin()
+            return
+        self.steps, self.handover, self._ended = int(found["steps"]), int(found["handover"]), bool(found["ended"])
+        self._digests, self._moved = dict(found["digests"]), set(found["moved"])
+        for name, norm in self._norms.items():
+            norm.held = name in found["held"]
+        self._begin()
+        self._unverified = True
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) and module.running_mean is not None and module.running_var is not None
+
+
+def _fresh(module: Any) -> bool:
+    """Whether statistics are those that a layer begins with: it has seen no data."""
+    return bool((module.running_mean == 0).all()) and bool((module.running_var == 1).all())
+
+
+def digest(t: Tensor) -> str:
+    """A checksum of a tensor's numbers, the same on every device."""
+    plain = local(t.detach()).cpu().contiguous().reshape(-1)
+    return hashlib.blake2b(plain.view(torch.uint8).numpy().data, digest_size=8).hexdigest()
