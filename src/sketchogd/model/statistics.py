@@ -7,8 +7,9 @@ tested with. The hand-over is gradual: μ_B, σ_B being the batch's own and λ g
 
     y = γ ((x − μ_B)/σ_B · (σ_B/σ)^λ + λ (μ_B − μ)/σ) + β,
 
-with the usual gradient through the first μ_B and σ_B: batch norm at 0, the held statistics at 1. It is the correction
-of batch renormalisation (Ioffe 2017), there with limits and statistics that move.
+batch norm at 0, the held statistics at 1. The gradient passes through the first μ_B and σ_B, as in batch norm, in a
+share that goes from 1 to κ: at κ = 0 nothing normalises any more, and learning rates that batch norm allows diverge.
+λ = κ = 1 is the correction of batch renormalisation (Ioffe 2017), there with limits and statistics that move.
 """
 
 import hashlib
@@ -42,30 +43,39 @@ class HoldStatistics:
         handover: over how many optimizer steps of a new task training goes from the batch's statistics to those held,
             as a share of the steps of the task before. 0 holds at once, which can make training diverge where the
             inputs of the tasks differ much.
+        batch_gradient: κ, the share of the gradient through the batch's own statistics that stays after the hand-over.
+            0 is the plain gradient, which is cheaper to compute and asks for smaller learning rates; 1 is that of batch
+            norm, which sees neither the mean nor the scale of a layer's inputs.
     """
 
     handover: float = 0.5
+    batch_gradient: float = 0.5
 
     def __post_init__(self) -> None:
         if not 0 <= self.handover < float("inf"):
             raise ValueError(f"handover is a share of the steps of a task, 0 or more; got {self.handover!r}")
+        if not 0 <= self.batch_gradient <= 1:
+            raise ValueError(f"batch_gradient is a share from 0 to 1; got {self.batch_gradient!r}")
 
 
 class _Norm:
     """The hooks of one norm layer; a copy of them, as in a copied model, does nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch_gradient: float = 0.0) -> None:
+        self.batch_gradient = batch_gradient
         self.held = False
         self.share: Tensor | None = None
         self._switched = False
 
     def before(self, module: Any, args: Any) -> Any:
-        """In training, let the layer use its running statistics; until they are handed over, on other inputs."""
+        """In training, let the layer use its running statistics, on inputs that `handed_over` gives."""
         if not self.held or not module.training:
             return None
         module.training = False
         self._switched = True
-        return None if self.share is None else (handed_over(module, args[0], self.share), *args[1:])
+        if self.share is None and not self.batch_gradient:
+            return None
+        return handed_over(module, args[0], self.share, self.batch_gradient), *args[1:]
 
     def after(self, module: Any, args: Any, output: Any) -> None:
         """Put the layer's mode back."""
@@ -80,8 +90,15 @@ class _Norm:
         return _Norm, ()
 
 
-def handed_over(module: Any, x: Tensor, share: Tensor) -> Tensor:
-    """The x for which statistics that are held give what is in the file's first lines; λ is the share."""
+def handed_over(module: Any, x: Tensor, share: Tensor | None, batch_gradient: float) -> Tensor:
+    """The x for which a layer in evaluation gives what is in the file's first lines.
+
+    Args:
+        module: a norm layer with running statistics.
+        x: its input.
+        share: λ; None stands for 1, at which the value is exactly x.
+        batch_gradient: κ.
+    """
     spatial = next((n for kind, n in _SPATIAL.items() if isinstance(module, kind)), None)
     channel = 1 if spatial is None else x.ndim - spatial - 1
     over = [i for i in range(x.ndim) if i != channel and (spatial is None or i > channel)]
@@ -89,10 +106,16 @@ def handed_over(module: Any, x: Tensor, share: Tensor) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     variance, mean = torch.var_mean(wide, over, correction=0, keepdim=True)
     own = (variance + module.eps).sqrt()
+    through = batch_gradient if share is None else 1 - share * (1 - batch_gradient)
+    centred = wide - (through * mean + (1 - through) * mean.detach())
+    scale = (own.detach() / own) ** through
+    if share is None:
+        t = centred * scale
+        return x.detach() + (t - t.detach()).to(x.dtype)
     held_mean = module.running_mean.view(shape).to(wide.dtype)
     held = (module.running_var.view(shape).to(wide.dtype) + module.eps).sqrt()
-    scale = held / own * (own / held).detach() ** share
-    return (held_mean + (wide - mean) * scale + share * (mean.detach() - held_mean)).to(x.dtype)
+    scale = scale * (held / own.detach()) ** (1 - share)
+    return (held_mean + centred * scale + share * (mean.detach() - held_mean)).to(x.dtype)
 
 
 class Statistics:
@@ -139,11 +162,13 @@ class Statistics:
 
     def _hook(self) -> None:
         """Hook the norm layers that have no hooks yet: at first all of them."""
+        if self.hold is None:
+            return
         for name, module in self._to_hold().items():
             found = self._hooked.get(name)
             if found is not None and found() is module:
                 continue
-            norm = self._norms.setdefault(name, _Norm())
+            norm = self._norms.setdefault(name, _Norm(self.hold.batch_gradient))
             self._hooked[name] = weakref.ref(module)
             self._handles += [
                 module.register_forward_pre_hook(norm.before),
@@ -152,8 +177,6 @@ class Statistics:
 
     def _to_hold(self) -> dict[str, Any]:
         """The norm layers with running statistics whose weight was not left out, by name."""
-        if self.hold is None:
-            return {}
         found = {name: m for name, m in self.parameters.model.named_modules() if _has_statistics(m)}
         return {name: m for name, m in found.items() if not self._left_out(m)}
 
