@@ -9,8 +9,9 @@ from .budget import memory_for
 from .distributed.team import Alone, Team
 from .memory import GradientMemory, Memory
 from .model.batches import Output
+from .model.norms import HoldStatistics
 from .model.parameters import ProtectedParameters, Selection
-from .model.statistics import HoldStatistics
+from .model.statistics import kept_nbytes
 from .optimizer.step_size import pulls_updates
 from .protection import Protection
 from .sketch import Sketch
@@ -81,7 +82,7 @@ def protect(
     if memory is None:
         assert budget is not None
         corrections = every > 1 and not pulls_updates(optimizer, chosen)
-        memory, reason = memory_for(budget, chosen, every, seed, corrections, strength)
+        memory, reason = memory_for(budget, chosen, every, seed, corrections, strength, kept_nbytes(inner, buffers))
     elif isinstance(memory, Sketch):
         memory = GradientMemory(memory)
     elif not isinstance(memory, Memory):

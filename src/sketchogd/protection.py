@@ -21,8 +21,9 @@ from .errors import ProtectionError, ProtectionWarning
 from .ledger import Held, Ledger
 from .memory import Memory
 from .model.batches import Output, batch_size, limited, map_tensors
+from .model.norms import HoldStatistics
 from .model.parameters import ProtectedParameters, local
-from .model.statistics import HoldStatistics, Statistics
+from .model.statistics import Statistics
 from .optimizer.hooks import UpdateProjection
 from .optimizer.reference import FULL, Copy
 from .projector.base import Anchor, Projector
@@ -82,7 +83,7 @@ class Protection:
         `batches` is a loader, a list or a dataset that yields (inputs, targets), or mappings with "labels" (the rest
         are keyword inputs), or inputs alone where no targets are needed. `examples` limits how many are taken, in the
         order they come. With several processes, all call it, each with examples of its own, or with none; what a
-        DistributedSampler repeats is left out.
+        DistributedSampler repeats is left out. From the first call on running statistics are held (`HoldStatistics`).
         """
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
             batches = DataLoader(batches, batch_size=256)

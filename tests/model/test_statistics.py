@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 import sketchogd as so
-from sketchogd.model.statistics import handed_over
+from sketchogd.model.norms import handed_over
 
 NORMS = {
     "batch 1d": (lambda: nn.BatchNorm1d(3), (6, 3)),

@@ -5,5 +5,6 @@
 * `layers`: the layers of a model, and how a forward pass uses their weights
 * `gradients`: per-example gradients
 * `sensitivities`: inputs of layers, and gradients of the model's outputs with respect to the outputs of layers
-* `statistics`: running statistics of norm layers, which are held, and other buffers
+* `norms`: a norm layer whose running statistics are held, in training too
+* `statistics`: all buffers of a model, which are held and which change
 """

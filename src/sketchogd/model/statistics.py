@@ -1,121 +1,27 @@
-"""Running statistics of norm layers: held after the first task, so that old outputs do not move with new data.
+"""The buffers of a protected model: running statistics, which are held from the first task on, and the others.
 
-In evaluation a norm layer computes γ (x − μ)/σ + β with running statistics μ, σ, which are no parameters: they follow
-the inputs of the present task, and old outputs change with them whatever the weights do. Held, μ and σ stay what they
-were when the first task was remembered, in training too, so that a new task is learned with the statistics that it is
-tested with. The hand-over is gradual: μ_B, σ_B being the batch's own and λ going from 0 to 1,
-
-    y = γ ((x − μ_B)/σ_B · (σ_B/σ)^λ + λ (μ_B − μ)/σ) + β,
-
-batch norm at 0, the held statistics at 1. The gradient passes through the first μ_B and σ_B, as in batch norm, in a
-share that goes from 1 to κ: at κ = 0 nothing normalises any more, and learning rates that batch norm allows diverge.
-λ = κ = 1 is the correction of batch renormalisation (Ioffe 2017), there with limits and statistics that move.
+No copy of a buffer is kept: statistics stay in the model, where `norms` holds them, and digests tell what has changed.
 """
 
 import hashlib
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from ..errors import ProtectionWarning
 from ..ledger import Held
+from .norms import HoldStatistics, NormHooks, has_statistics, is_fresh
 from .parameters import ProtectedParameters, local
 
 UNKNOWN_STEPS = 100
 """Steps of a hand-over where no task was trained before, as with a pretrained model."""
 
-_OF_NORMS = ("running_mean", "running_var", "num_batches_tracked")
-_SPATIAL = {nn.InstanceNorm1d: 1, nn.InstanceNorm2d: 2, nn.InstanceNorm3d: 3}
-
-
-@dataclass(frozen=True)
-class HoldStatistics:
-    """Hold running statistics from the end of the first task on; `buffers=None` lets them follow new tasks.
-
-    Args:
-        handover: over how many optimizer steps of a new task training goes from the batch's statistics to those held,
-            as a share of the steps of the task before. 0 holds at once, which can make training diverge where the
-            inputs of the tasks differ much.
-        batch_gradient: κ, the share of the gradient through the batch's own statistics that stays after the hand-over.
-            0 is the plain gradient, which is cheaper to compute and asks for smaller learning rates; 1 is that of batch
-            norm, which sees neither the mean nor the scale of a layer's inputs.
-    """
-
-    handover: float = 0.5
-    batch_gradient: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.handover < float("inf"):
-            raise ValueError(f"handover is a share of the steps of a task, 0 or more; got {self.handover!r}")
-        if not 0 <= self.batch_gradient <= 1:
-            raise ValueError(f"batch_gradient is a share from 0 to 1; got {self.batch_gradient!r}")
-
-
-class _Norm:
-    """The hooks of one norm layer; a copy of them, as in a copied model, does nothing."""
-
-    def __init__(self, batch_gradient: float = 0.0) -> None:
-        self.batch_gradient = batch_gradient
-        self.held = False
-        self.share: Tensor | None = None
-        self._switched = False
-
-    def before(self, module: Any, args: Any) -> Any:
-        """In training, let the layer use its running statistics, on inputs that `handed_over` gives."""
-        if not self.held or not module.training:
-            return None
-        module.training = False
-        self._switched = True
-        if self.share is None and not self.batch_gradient:
-            return None
-        return handed_over(module, args[0], self.share, self.batch_gradient), *args[1:]
-
-    def after(self, module: Any, args: Any, output: Any) -> None:
-        """Put the layer's mode back."""
-        if self._switched:
-            module.training = True
-            self._switched = False
-
-    def __deepcopy__(self, memo: Any) -> "_Norm":
-        return _Norm()
-
-    def __reduce__(self) -> Any:
-        return _Norm, ()
-
-
-def handed_over(module: Any, x: Tensor, share: Tensor | None, batch_gradient: float) -> Tensor:
-    """The x for which a layer in evaluation gives what is in the file's first lines.
-
-    Args:
-        module: a norm layer with running statistics.
-        x: its input.
-        share: λ; None stands for 1, at which the value is exactly x.
-        batch_gradient: κ.
-    """
-    spatial = next((n for kind, n in _SPATIAL.items() if isinstance(module, kind)), None)
-    channel = 1 if spatial is None else x.ndim - spatial - 1
-    over = [i for i in range(x.ndim) if i != channel and (spatial is None or i > channel)]
-    shape = [-1 if i == channel else 1 for i in range(x.ndim)]
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    variance, mean = torch.var_mean(wide, over, correction=0, keepdim=True)
-    own = (variance + module.eps).sqrt()
-    through = batch_gradient if share is None else 1 - share * (1 - batch_gradient)
-    centred = wide - (through * mean + (1 - through) * mean.detach())
-    scale = (own.detach() / own) ** through
-    if share is None:
-        t = centred * scale
-        return x.detach() + (t - t.detach()).to(x.dtype)
-    held_mean = module.running_mean.view(shape).to(wide.dtype)
-    held = (module.running_var.view(shape).to(wide.dtype) + module.eps).sqrt()
-    scale = scale * (held / own.detach()) ** (1 - share)
-    return (held_mean + centred * scale + share * (mean.detach() - held_mean)).to(x.dtype)
+_HELD = ("running_mean", "running_var")
 
 
 class Statistics:
@@ -133,7 +39,7 @@ class Statistics:
         self.hold = hold
         self.steps = 0
         self.handover = 0
-        self._norms: dict[str, _Norm] = {}
+        self._norms: dict[str, NormHooks] = {}
         self._hooked: dict[str, weakref.ref[nn.Module]] = {}
         self._digests: dict[str, str] = {}
         self._moved: set[str] = set()
@@ -168,7 +74,7 @@ class Statistics:
             found = self._hooked.get(name)
             if found is not None and found() is module:
                 continue
-            norm = self._norms.setdefault(name, _Norm(self.hold.batch_gradient))
+            norm = self._norms.setdefault(name, NormHooks(self.hold.batch_gradient))
             self._hooked[name] = weakref.ref(module)
             self._handles += [
                 module.register_forward_pre_hook(norm.before),
@@ -177,7 +83,7 @@ class Statistics:
 
     def _to_hold(self) -> dict[str, Any]:
         """The norm layers with running statistics whose weight was not left out, by name."""
-        found = {name: m for name, m in self.parameters.model.named_modules() if _has_statistics(m)}
+        found = {name: m for name, m in self.parameters.model.named_modules() if has_statistics(m)}
         return {name: m for name, m in found.items() if not self._left_out(m)}
 
     def _left_out(self, module: Any) -> bool:
@@ -217,7 +123,7 @@ class Statistics:
         modules = dict(self.parameters.model.named_modules())
         for name, norm in self._norms.items():
             module: Any = modules.get(name)
-            norm.held = norm.held or (module is not None and not _fresh(module))
+            norm.held = norm.held or (module is not None and not is_fresh(module))
         self._ended = True
         self._begin()
 
@@ -229,7 +135,7 @@ class Statistics:
             module: Any = modules.get(name)
             norm.share = None
             if norm.held and module is not None:
-                for key in _OF_NORMS[:2]:
+                for key in _HELD:
                     self._digests.setdefault(f"{name}.{key}".lstrip("."), digest(getattr(module, key)))
                 if self.steps < self.handover:
                     device = module.running_mean.device
@@ -256,7 +162,7 @@ class Statistics:
 
     def _is_held(self, name: str) -> bool:
         norm = self._norms.get(name.rpartition(".")[0])
-        return norm is not None and norm.held and name.rpartition(".")[2] in _OF_NORMS[:2]
+        return norm is not None and norm.held and name.rpartition(".")[2] in _HELD
 
     def _note_others(self) -> None:
         """Note other buffers at the end of the first task, and warn of real numbers that have changed since."""
@@ -276,7 +182,7 @@ class Statistics:
 
     def _others(self) -> Iterator[tuple[str, Tensor]]:
         """The buffers that belong to no norm layer."""
-        norms = {name for name, module in self.parameters.model.named_modules() if _has_statistics(module)}
+        norms = {name for name, module in self.parameters.model.named_modules() if has_statistics(module)}
         for name, t in self.parameters.model.named_buffers():
             if name.rpartition(".")[0] not in norms:
                 yield name, t
@@ -352,13 +258,10 @@ def _remove(handles: list[Any]) -> None:
     handles.clear()
 
 
-def _has_statistics(module: nn.Module) -> bool:
-    return isinstance(module, _NormBase) and module.running_mean is not None and module.running_var is not None
-
-
-def _fresh(module: Any) -> bool:
-    """Whether statistics are those that a layer begins with: it has seen no data."""
-    return bool((module.running_mean == 0).all()) and bool((module.running_var == 1).all())
+def kept_nbytes(model: nn.Module, hold: HoldStatistics | None) -> int:
+    """The most bytes that holding the statistics of a model keeps: λ, once per device."""
+    norms = [module for module in model.modules() if has_statistics(module)]
+    return 4 * len({next(module.buffers()).device for module in norms}) if hold is not None and hold.handover else 0
 
 
 def digest(t: Tensor) -> str:
