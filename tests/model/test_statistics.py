@@ -13,7 +13,10 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 
 import sketchogd as so
+from sketchogd.budget import memory_for
 from sketchogd.model.norms import handed_over
+from sketchogd.model.parameters import ProtectedParameters
+from sketchogd.model.statistics import kept_nbytes
 
 NORMS = {
     "batch 1d": (lambda: nn.BatchNorm1d(3), (6, 3)),
@@ -226,6 +229,20 @@ def test_a_norm_that_was_left_out_is_left_free_and_a_frozen_one_is_not():
     assert not torch.equal(model.norm.running_mean, kept["norm.running_mean"])
     assert torch.equal(model.heads[0][0].running_mean, kept["heads.0.0.running_mean"])
     assert "was not chosen" in rows(protection)["norm.running_mean"]
+
+
+def test_what_a_hand_over_keeps_is_in_the_ledger_and_in_the_budget():
+    """One number, and only as long as it lasts; a budget that could not pay for it is 4 bytes too small."""
+    model, optimizer, protection = learned()
+    kept = [entry for entry in protection.ledger() if entry.name.startswith("statistics")]
+    assert sum(entry.nbytes for entry in kept) == kept_nbytes(model, so.HoldStatistics()) == 4
+    assert kept_nbytes(model, None) == 0
+    steps(model, optimizer, 1, 4)
+    assert not [entry for entry in protection.ledger() if entry.name.startswith("statistics")]
+    parameters = ProtectedParameters(model)
+    ranks = {nbytes: memory_for(nbytes, parameters, 1, 0).memory.rank for nbytes in range(1200, 1500)}
+    boundary = next(nbytes for nbytes in ranks if ranks.get(nbytes - 1, ranks[nbytes]) < ranks[nbytes])
+    assert memory_for(boundary, parameters, 1, 0, reserved=4).memory.rank < ranks[boundary]
 
 
 def test_a_copy_is_free_and_detaching_leaves_no_trace():
