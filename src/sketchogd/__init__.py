@@ -23,6 +23,7 @@ from .ledger import Ledger
 from .memory import GradientMemory, LayerMemory, LayerSketch, Memory
 from .model.batches import every_logit, log_likelihood, true_logit
 from .model.gradients import per_example_gradients
+from .model.norms import HoldStatistics
 from .model.parameters import ProtectedParameters, excluding
 from .model.sensitivities import layer_signals
 from .projector import (
@@ -63,6 +64,7 @@ __all__ = [
     "Gaussian",
     "GradientMemory",
     "GradientSketch",
+    "HoldStatistics",
     "IncrementalPCA",
     "LayerMemory",
     "LayerProjector",

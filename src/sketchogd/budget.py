@@ -98,6 +98,7 @@ def memory_for(
     seed: int,
     corrections: bool = False,
     strength: float | None = None,
+    reserved: int = 0,
 ) -> Choice:
     """The memory that makes the most of a budget, in which a copy of the weights is counted where one is kept.
 
@@ -111,12 +112,13 @@ def memory_for(
         seed: for the memory.
         strength: of the pull; None for the usual one.
         corrections: whether a pull keeps corrections of gradients beside the anchor (`optimizer.joint`).
+        reserved: bytes of the budget that something else will take.
 
     Raises:
         ValueError: the budget is too small; the message says how many bytes are needed.
     """
     tensors = [local(t) for t in parameters.tensors]
-    nbytes = parse_bytes(budget, int(parameters.columns.largest(copies_nbytes(tensors))))
+    nbytes = parse_bytes(budget, int(parameters.columns.largest(copies_nbytes(tensors)))) - reserved
     layers = find_layers(parameters, True) if isinstance(parameters.columns, Whole) else []  # only gradients are split
     in_layers = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in layers)
     full, rounded = (int(parameters.columns.largest(copies_nbytes(tensors, a))) for a in (FULL, Anchor("int8")))

@@ -24,7 +24,7 @@ class Covered:
 
 @dataclass(frozen=True)
 class Row:
-    """One parameter of the model."""
+    """One parameter or buffer of the model."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Every parameter of a model with how it is protected. Prints as a table."""
+    """Every parameter and buffer of a model with how it is protected. Prints as a table."""
 
     rows: tuple[Row, ...]
 
@@ -65,6 +65,10 @@ class Coverage:
             rows.append(Row(name, tuple(parameter.shape), how))
         return Coverage(tuple(rows))
 
+    def with_buffers(self, buffers: Iterable[tuple[str, tuple[int, ...], str]]) -> "Coverage":
+        """The same with buffers, (name, shape, how each is protected), after the parameters."""
+        return Coverage((*self.rows, *(Row(*buffer) for buffer in buffers)))
+
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
@@ -72,7 +76,7 @@ class Coverage:
         return len(self.rows)
 
     def __str__(self) -> str:
-        cells = [("parameter", "shape", "how it is protected")]
+        cells = [("parameter or buffer", "shape", "how it is protected")]
         cells += [(row.name, " × ".join(map(str, row.shape)), row.how) for row in self.rows]
         widths = [max(len(row[i]) for row in cells) for i in range(3)]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -11,7 +11,9 @@ from .budget import memory_for
 from .distributed.team import Alone, Team
 from .memory import GradientMemory, Memory
 from .model.batches import Output
+from .model.norms import HoldStatistics
 from .model.parameters import ProtectedParameters, Selection
+from .model.statistics import kept_nbytes
 from .optimizer.kinds import require_optimizer
 from .optimizer.step_size import pulls_updates
 from .protection import Protection
@@ -19,6 +21,9 @@ from .sketch import Sketch
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+HOLD = HoldStatistics()
 
 
 def protect(
@@ -34,6 +39,7 @@ def protect(
     group: "ProcessGroup | None" = None,
     shard: bool = False,
     strength: float | None = None,
+    buffers: HoldStatistics | None = HOLD,
 ) -> "Protection":
     """Protect what a model has learned: from now on every step of the optimizer spares what was remembered.
 
@@ -54,6 +60,8 @@ def protect(
         shard: split a gradient sketch over the processes, each keeping p / R of its columns; a budget is then that of
             one process.
         strength: with a budget, the weight of what is remembered against the new loss (`Pull`); a memory has its own.
+        buffers: running statistics of norm layers are held once the first task is remembered: from then on training
+            goes over from the batch's statistics to these. None lets them follow new tasks, as PyTorch does.
 
     >>> import torch, sketchogd as so
     >>> model = nn.Linear(4, 2)
@@ -79,12 +87,12 @@ def protect(
     if memory is None:
         assert budget is not None
         corrections = every > 1 and not pulls_updates(optimizer, chosen)
-        memory, reason = memory_for(budget, chosen, every, seed, corrections, strength)
+        memory, reason = memory_for(budget, chosen, every, seed, corrections, strength, kept_nbytes(inner, buffers))
     elif isinstance(memory, Sketch):
         memory = GradientMemory(memory)
     elif not isinstance(memory, Memory):
         raise TypeError(f"memory is a sketch or a memory such as so.LayerMemory(rank=200); got {memory!r}")
-    return Protection(chosen, optimizer, memory, team, output, every, reason)
+    return Protection(chosen, optimizer, memory, team, output, every, reason, buffers)
 
 
 def _require_kinds(model: object, optimizer: object) -> None:

@@ -22,7 +22,9 @@ from .ledger import Held, Ledger
 from .memory import Memory
 from .model.batches import Output, batch_size, limited, map_tensors, require_batches
 from .model.calls import Takes
+from .model.norms import HoldStatistics
 from .model.parameters import ProtectedParameters, local
+from .model.statistics import Statistics
 from .optimizer.hooks import UpdateProjection
 from .optimizer.kinds import require_optimizer
 from .optimizer.reference import FULL, Copy
@@ -41,6 +43,7 @@ class Protection:
         output: the scalar of an example that is remembered, None for the memory's own default.
         every: optimizer steps between two projections.
         reason: why a budget picked this memory.
+        buffers: how running statistics are held; None lets them move.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Protection:
         output: Output | None,
         every: int,
         reason: str | None = None,
+        buffers: HoldStatistics | None = None,
     ) -> None:
         self.parameters = parameters
         self.memory = memory
@@ -62,11 +66,13 @@ class Protection:
         self._stale = False
         self._weight, self._examples = 1.0, 0
         self._projection = UpdateProjection(parameters, self._current_projector, every)
+        self._statistics = Statistics(parameters, buffers)
         self._projection.attach(optimizer)
         try:
             team.require_fit(memory)
             memory.bind(parameters, output)
             team.share(memory)
+            self._statistics.attach(optimizer)
         except BaseException:
             self._projection.detach()
             raise
@@ -81,7 +87,8 @@ class Protection:
         Of (inputs, targets, task) the numbers of tasks are left out if the model takes one input. Padding is not
         remembered, and labels of language models are read as the model's own loss reads them (docs/outputs.md).
         `examples` limits how many are taken, in the order they come. With several processes, all call it, each with
-        examples of its own, or with none; what a DistributedSampler repeats is left out.
+        examples of its own, or with none; what a DistributedSampler repeats is left out. From the first call on running
+        statistics are held (`HoldStatistics`).
         """
         require_batches(batches, examples)
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
@@ -98,6 +105,7 @@ class Protection:
             )
             return
         self.memory.end_task()
+        self._statistics.end_task()
         self._refresh()
 
     def observe(self, inputs: Any, targets: Any = None) -> None:
@@ -227,6 +235,7 @@ class Protection:
         self.parameters.require_unchanged()
         with self._projection.joint(steps, more):
             yield
+        self._statistics.advance(steps)
 
     def attach(self, optimizer: Optimizer) -> None:
         """Protect the steps of another optimizer from now on, instead of the last one's."""
@@ -234,11 +243,13 @@ class Protection:
         self.parameters.require_unchanged()
         self.settle()
         self._projection.attach(optimizer)
+        self._statistics.attach(optimizer)
 
     def detach(self) -> None:
-        """Settle, and leave no trace on the optimizer. What is remembered stays; `attach` goes on."""
+        """Settle, and leave no trace on model and optimizer. What is remembered stays; `attach` goes on."""
         self.settle()
         self._projection.detach()
+        self._statistics.detach()
 
     # ---------------------------------------------------------------- bytes and numbers
 
@@ -268,13 +279,15 @@ class Protection:
         return Ledger.of(self.held())
 
     def coverage(self) -> Coverage:
-        """How each parameter of the model is protected: by a layer, by a sketch of gradients, or not, and why."""
-        memory = self.memory
-        return Coverage.of(self.parameters.model, self.parameters.tensors, memory.coverage(), memory.examples)
+        """How each parameter and buffer of the model is protected: by a layer, by gradients, held, or not, and why."""
+        memory, model = self.memory, self.parameters.model
+        covered = Coverage.of(model, self.parameters.tensors, memory.coverage(), memory.examples)
+        return covered.with_buffers(self._statistics.coverage())
 
     def held(self) -> Iterator[Held]:
         """What the ledger lists; a copy of the weights that will be needed is among it from the start."""
         yield from self.memory.held()
+        yield from self._statistics.held()
         projection, anchor = self._projection, self.memory.rule.anchor
         if projection.every > 1 or anchor is not None:
             purpose = (
@@ -348,6 +361,7 @@ class Protection:
         state = self.memory.state_dict()
         flags = {"stale": self._stale, "remembered": self._projector is not None}
         meta = {"format": file.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
+        meta |= self._statistics.state()
         anchor = self._projection.reference if self.memory.rule.anchor is not None else None
         copies = zip(self.parameters.names, anchor or (), strict=False)
         parts = {restore.ANCHOR + name + suffix: part for name, copy in copies for suffix, part in copy.parts()}
@@ -397,6 +411,7 @@ class Protection:
         self._team.share(loaded)
         self.memory, self._reason = loaded, None
         self._projector, self._stale = None, bool(meta["stale"])
+        self._statistics.load(meta, bool(meta["remembered"]))
         if meta["remembered"]:
             self._refresh()
         if anchor:

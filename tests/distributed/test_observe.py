@@ -148,6 +148,14 @@ def test_batch_statistics_are_those_of_process_0(found):
         assert process["spread"] > 0
 
 
+def test_all_processes_hold_the_same_statistics_from_the_first_task_on(found):
+    first = found["processes"][0]["digests"]
+    assert len(first["digests"]) == 2
+    for process in found["processes"]:
+        assert process["held"]
+        assert process["digests"] == first
+
+
 def test_evaluation_between_steps_leaves_the_projection_of_split_weights_right(found):
     """After a forward pass FSDP2's root is still gathered; projecting then must reach the weights that are used."""
     for process in found["processes"]:

@@ -37,6 +37,7 @@ def protected(
         output=remembered.function(),
         every=settings.every,
         group=setup.group,
+        buffers=None,  # recorded runs let statistics move
     )
     taken = settings.examples if examples is None else examples
     return Protected(protection, taken, settings.every, setup.seed, setup.own, remembered)
