@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from ..errors import ProtectionError
+from ..errors import ProtectionError, StorageError
 from ..memory import Memory
 from ..model.parameters import ProtectedParameters, local
 from ..optimizer.reference import Copy
@@ -62,10 +62,13 @@ def padded(
 def unpadded(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Undo `padded`; other states are returned unchanged."""
     for key, shape in meta.get("padded", {}).items():
+        t = tensors.get(key)
+        if t is None or (shape is not None and (len(shape) != t.ndim or any(map(int.__gt__, shape, t.shape)))):
+            raise StorageError(f"the state is damaged: its padded tensor {key!r} is missing or smaller than it says")
         if shape is None:
             tensors.pop(key)
         else:
-            tensors[key] = tensors[key][tuple(slice(n) for n in shape)].clone()
+            tensors[key] = t[tuple(slice(n) for n in shape)].clone()
     return {key: value for key, value in meta.items() if key != "padded"}, tensors
 
 
@@ -106,10 +109,12 @@ def as_local(parameters: ProtectedParameters, tensors: Mapping[str, Tensor]) -> 
         name, _, parameter = key.partition("/")
         if parameter and has_columns(parameters, name):
             pieces.setdefault(name, {})[parameter] = local(t).flatten(1)
-        elif has_columns(parameters, name) and local(t) is t and t.shape[1] == parameters.p:
+        elif has_columns(parameters, name) and local(t) is t and t.shape[1:] == (parameters.p,):
             out[name] = cut(parameters.columns, t)
         else:
             out[name] = local(t)
     for name, parts in pieces.items():
+        if parts.keys() != set(parameters.names):
+            raise StorageError(f"the state is damaged: {name!r} has rows for other parameters than the model's")
         out[name] = torch.cat([parts[parameter] for parameter in parameters.names], dim=1)
     return out

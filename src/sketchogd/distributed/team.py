@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..memory import Memory
 from ..model.batches import batch_size
-from ..storage import file
+from ..storage import atomic, file
 
 Batch = tuple[Any, Any]
 
@@ -47,6 +47,10 @@ class Team(ABC):
     @abstractmethod
     def from_checkpoint(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State:
         """This process's part of a state from `to_checkpoint`, or from a file."""
+
+    @abstractmethod
+    def require_writable(self, path: str | os.PathLike[str]) -> None:
+        """Raise OSError where it is clear in advance that `save` cannot write."""
 
     @abstractmethod
     def save(self, path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -87,6 +91,10 @@ class Alone(Team):
     def from_checkpoint(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State:
         """The state as it is."""
         return meta, tensors
+
+    def require_writable(self, path: str | os.PathLike[str]) -> None:
+        """See `storage.atomic.require_writable`."""
+        atomic.require_writable(path)
 
     def save(self, path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """See `storage.file.write`."""
