@@ -35,12 +35,12 @@ def write(path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str,
     """
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     text = json.dumps(meta, sort_keys=False)
-    payload = save(plain, metadata={_KEY: text, "sha256": _checksum(text, plain)})
+    payload = save(plain, metadata={_KEY: text, "sha256": checksum(text, plain)})
     atomic.write_bytes(Path(path), payload)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return (metadata, tensors) of a file.
+    """Return (metadata, tensors) of a file. The tensors may be views of the file: copy what is to outlive it.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -71,7 +71,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
         raise StorageError(
             f"{name} has format {meta['format']}; this sketchogd reads up to {FORMAT}. Upgrade sketchogd"
         )
-    if header.get("sha256") != _checksum(header[_KEY], tensors):
+    if header.get("sha256") != checksum(header[_KEY], tensors):
         raise StorageError(f"the contents of {name} do not match their checksum; restore it from a backup")
     return meta, tensors
 
@@ -100,7 +100,8 @@ def _require_readable(name: str) -> None:
         )
 
 
-def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
+def checksum(text: str, tensors: dict[str, Tensor]) -> str:
+    """The checksum of metadata, as text, and tensors. It detects damage; it is no signature, which anyone can make."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         t = tensors[name]
