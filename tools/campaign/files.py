@@ -48,7 +48,7 @@ def _read(path: Path) -> State:
 def fuzzing(folder: Path, seed: int, forged: bool) -> Attempt:
     """Attempts to load a file, or to merge it, into a protection of the same kind in the middle of training."""
     names = sorted(MEMORIES)
-    victims: dict[tuple[str, int], Subject] = {}
+    victims: dict[tuple[str, int, int], Subject] = {}
     good: dict[tuple[str, bool], tuple[bytes, State]] = {}
     path = folder / "m.safetensors"
 
@@ -66,7 +66,10 @@ def fuzzing(folder: Path, seed: int, forged: bool) -> Attempt:
             forge.signed(path, meta, tensors, rng)
         else:
             path.write_bytes(damaged(data, rng))
-        victim = victims.setdefault((name, every), Subject(name, every, seed=4 + every))
+        key = name, every, rng.choice([4, 5])  # Adam or SGD
+        if key not in victims:
+            victims[key] = Subject(*key)
+        victim = victims[key]
         merging = rng.random() < 0.25
         operation = victim.protection.merge if merging else victim.protection.load
         outcome = refused_or(
@@ -74,7 +77,7 @@ def fuzzing(folder: Path, seed: int, forged: bool) -> Attempt:
         )
         if outcome is not None:
             return f"{outcome} [{name}, {what}]" if outcome != "refused" else outcome
-        del victims[name, every]
+        del victims[key]
         if not forged:
             meta, tensors = _read(path)
             same = meta == whole[0] and all(torch.equal(t, whole[1][key]) for key, t in tensors.items())

@@ -14,6 +14,9 @@ from .columns import Columns
 from .scaling import added_scaled_, rescale_, scaled, unscaled
 from .stored import EXPONENT, Part, require_orthonormal, up_to
 
+TRACE_TOLERANCE = 0.05
+"""By what share the trace of a stored second moment may differ from the energy: rounding, also in half precision."""
+
 
 class SecondMoment(Sketch, Additive):
     """M itself, overwritten by its eigenvectors when these are needed: M = Bᵀ diag(λ) B.
@@ -120,15 +123,20 @@ class SecondMoment(Sketch, Additive):
         return {"matrix": Part((columns.d, columns.d), dtype), **values}
 
     def _require_sound(self, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        matrix, values = tensors["matrix"], tensors.get("values")
+        matrix, values, energy = tensors["matrix"], tensors.get("values"), float(counters["energy"])
         if counters["count"] == 0 and bool(matrix.any()):
             raise ValueError("the state has a second moment but says that no row was observed")
-        if values is None and not torch.allclose(matrix, matrix.T, rtol=1e-3, atol=1e-3 * float(matrix.abs().max())):
-            raise ValueError("the state's second moment is not symmetric")
         if values is not None:
-            if bool(values.any()) and not counters["energy"]:
-                raise ValueError("the state has eigenvalues but no energy")
             require_orthonormal(matrix[: len(values)], self.columns)
+            trace = float(values.sum())
+        else:
+            trace = float(unscaled(matrix.double().trace(), counters["exponent"]))
+            if not torch.allclose(matrix, matrix.T, rtol=1e-3, atol=1e-3 * float(matrix.abs().max())):
+                raise ValueError("the state's second moment is not symmetric")
+        if not abs(trace - energy) <= TRACE_TOLERANCE * energy:
+            raise ValueError(
+                f"the trace of the state's second moment is {trace:g}, and should be its energy, {energy:g}"
+            )
 
     def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.matrix = tensors["matrix"].clone()
