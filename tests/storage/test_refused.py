@@ -69,6 +69,15 @@ def test_a_projector_that_would_blow_up_updates_is_refused(tmp_path):
     refuse(subject, path, "would change by")
 
 
+@pytest.mark.parametrize(("name", "part"), [("layers", "anchor.out.weight"), ("int8", "anchor.out.weight.scales")])
+def test_an_anchor_that_weights_cannot_have_been_is_refused(name, part, tmp_path):
+    """Pulled there, weights were finite and so large that nothing could be observed any more."""
+    subject, path = Subject(name, seed=4), tmp_path / "m"
+    meta, tensors = kept(subject, path)
+    storage.write(path, meta, {**tensors, part: tensors[part] * 1e30})
+    refuse(subject, path, "the anchor of 'out.weight' has a weight of")
+
+
 def test_what_fails_after_the_memory_was_built_changes_nothing(tmp_path, monkeypatch):
     subject, path = Subject("product", every=3, seed=4), tmp_path / "m"
     kept(subject, path)

@@ -9,4 +9,5 @@
 * `pickles`: mutated batches of CIFAR-100
 * `faults`: a disk that is full, a folder that may not be written, and other faults of files
 * `inputs`: batches that cannot be remembered
+* `processes`: two processes that do not agree
 """

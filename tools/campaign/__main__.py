@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tools.campaign import faults, files, inputs, kills, pickles
+from tools.campaign import faults, files, inputs, kills, pickles, processes
 from tools.campaign.children import BAD, Attempt, attempts
 
 Making = Callable[[Path, int], Attempt]
@@ -25,6 +25,7 @@ PARTS: dict[str, tuple[str, float, Making]] = {
     "pickles": ("pickles", 1.0, pickles.unpickling),
     "faults of files": ("faults", 1.0, faults.disks),
     "wrong batches": ("faults", 1.0, inputs.batches),
+    "processes": ("faults", 0.09, processes.disagreeing),
 }
 """Each part: the option that says how many attempts, its share of them, and what makes the attempts."""
 

@@ -5,7 +5,7 @@ the anchor. Everything is checked before anything is allocated, and everything i
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,9 @@ ANCHOR = "anchor."
 
 TRAVELLED = (1.0, 1000.0)
 """Distances at which the projector of a file is tried: step sizes of one step, and of many."""
+
+FAR = 1e8
+"""How many times as large as the weights an anchor may be."""
 
 LARGEST_SHARE = 2.0
 """How much of an update a projector may take: no more than all of it, which a product of two can exceed a little."""
@@ -186,7 +189,21 @@ def _anchor(tensors: Mapping[str, Tensor], parameters: ProtectedParameters, anch
         part.copy_(found)
         if not bool(part.isfinite().all()):
             raise StorageError(f"tensor {name!r} of the anchor contains NaN or infinity")
+    _require_near(copies, weights, parameters.names)
     return copies
+
+
+def _require_near(copies: Sequence[Copy], weights: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Raise StorageError for an anchor that no weights can have been: being pulled there would overflow."""
+    for copy, t, name in zip(copies, weights, names, strict=True):
+        if not t.numel():
+            continue
+        largest, usual = float(copy.tensor().abs().max()), max(1.0, float(t.abs().max()))
+        if largest > FAR * usual:
+            raise StorageError(
+                f"the anchor of {name!r} has a weight of {largest:g}, where those of the model are at most {usual:g}: "
+                "the file is damaged, or the model has not been trained yet. Load the weights before the memory"
+            )
 
 
 def _require_same_parameters(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
