@@ -193,6 +193,22 @@ def test_loading_begins_anew_where_nothing_was_remembered(tmp_path):
     subject.train(2)
 
 
+@pytest.mark.parametrize("name", ["product", "layers"])
+def test_one_process_reads_what_several_padded(name):
+    """A state of several processes has its tensors at their largest sizes, and says how much of each counts."""
+    from sketchogd.distributed.checkpoint import padded
+
+    one = Subject(name, seed=4)
+    state = one.protection.state_dict()
+    meta, tensors = padded(one.protection.memory, state["meta"], state["tensors"])
+    other = Subject(name, seed=4)
+    other.protection.load_state_dict({"meta": meta, "tensors": tensors})
+    assert differing(state["tensors"], other.protection.state_dict()["tensors"]) == []
+    meta["padded"]["out.inputs.factor" if name == "layers" else "sketch.factor"] = [10**12, 1]
+    with pytest.raises(so.StorageError, match="smaller than it says"):
+        other.protection.load_state_dict({"meta": meta, "tensors": tensors})
+
+
 def test_another_dict_than_a_state_is_said(tmp_path):
     subject = Subject("product", seed=4)
     with pytest.raises(so.StorageError, match=r'"meta" and "tensors"; got .embed.weight'):

@@ -1,5 +1,6 @@
 """A quick part of the campaign, and that it sees what it is for."""
 
+import json
 import os
 import sys
 import time
@@ -7,6 +8,7 @@ import time
 import pytest
 
 import sketchogd as so
+from tools.campaign import page
 from tools.campaign.__main__ import QUICK, campaign
 from tools.campaign.attempts import refused_or
 from tools.campaign.children import BAD, attempts
@@ -63,3 +65,10 @@ def test_a_changed_state_and_an_unclear_error_are_seen():
 def test_every_kind_of_sketch_is_attacked():
     seen = {type(sketch).name for name in MEMORIES for _, sketch in Subject(name).protection.memory.sketches()}
     assert seen == set(so.sketch.REGISTRY)
+
+
+def test_the_counts_on_the_page_are_those_that_are_kept():
+    text = page.PAGE.read_text(encoding="utf-8")
+    found = json.loads(page.COUNTS.read_text(encoding="utf-8"))
+    assert page.counts(found) in text
+    assert not any(part[kind] for part in found["parts"].values() for kind in BAD)

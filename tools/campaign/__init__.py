@@ -10,4 +10,5 @@
 * `faults`: a disk that is full, a folder that may not be written, and other faults of files
 * `inputs`: batches that cannot be remembered
 * `processes`: two processes that do not agree
+* `page`: the counts in docs/reliability.md
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tools.campaign import faults, files, inputs, kills, pickles, processes
+from tools.campaign import faults, files, inputs, kills, page, pickles, processes
 from tools.campaign.children import BAD, Attempt, attempts
 
 Making = Callable[[Path, int], Attempt]
@@ -56,17 +56,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", action="append", default=[], choices=list(PARTS), help="only this part; may be repeated"
     )
-    parser.add_argument("--out", type=Path, help="where the counts go; other parts that are there are kept")
+    parser.add_argument(
+        "--out", type=Path, help=f"where the counts go, for the docs {page.COUNTS.name}; other parts in it are kept"
+    )
     options = parser.parse_args(arguments)
     numbers = QUICK if options.quick else {name: getattr(options, name) for name in QUICK}
     found = campaign(numbers, options.seed, options.only)
     if options.out is not None and options.out.exists():
         before = json.loads(options.out.read_text(encoding="utf-8"))
         found["parts"] = {**before["parts"], **found["parts"]}
+        found["parts"] = {name: found["parts"][name] for name in PARTS if name in found["parts"]}
     text = json.dumps(found, indent=1) + "\n"
     print(text)
     if options.out is not None:
         options.out.write_text(text, encoding="utf-8")
+        if options.out.resolve() == page.COUNTS:
+            page.write(found)
     return int(any(part[kind] for part in found["parts"].values() for kind in BAD))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-LIMIT = 120.0
+LIMIT = 300.0
 """Seconds that an attempt may take."""
 
 MEMORY = 12 << 30

@@ -59,19 +59,6 @@ def padded(
     return {**meta, "padded": shapes}, filled
 
 
-def unpadded(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Undo `padded`; other states are returned unchanged."""
-    for key, shape in meta.get("padded", {}).items():
-        t = tensors.get(key)
-        if t is None or (shape is not None and (len(shape) != t.ndim or any(map(int.__gt__, shape, t.shape)))):
-            raise StorageError(f"the state is damaged: its padded tensor {key!r} is missing or smaller than it says")
-        if shape is None:
-            tensors.pop(key)
-        else:
-            tensors[key] = t[tuple(slice(n) for n in shape)].clone()
-    return {key: value for key, value in meta.items() if key != "padded"}, tensors
-
-
 def has_columns(parameters: ProtectedParameters, name: str) -> bool:
     """Return whether a tensor of the state is sharded by columns."""
     return not isinstance(parameters.columns, Whole) and name.rpartition(".")[2] == "rows"

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import ProtectionError
 from ..memory import GradientMemory, Memory
 from ..model.parameters import ProtectedParameters
-from ..storage import atomic, file
+from ..storage import atomic, file, restore
 from . import checkpoint
 from .group import Group
 from .observe import Sharing, sharing_for
@@ -116,7 +116,7 @@ class Processes(Team):
         self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """This process's part of a state from `to_checkpoint`, or from a file."""
-        return checkpoint.unpadded(meta, checkpoint.as_local(self.parameters, tensors))
+        return restore.unpadded(meta, checkpoint.as_local(self.parameters, tensors))
 
     def require_writable(self, path: str | os.PathLike[str]) -> None:
         """See `Team`; process 0 writes."""

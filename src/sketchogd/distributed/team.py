@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..memory import Memory
 from ..model.batches import batch_size
-from ..storage import atomic, file
+from ..storage import atomic, file, restore
 
 Batch = tuple[Any, Any]
 
@@ -89,8 +89,8 @@ class Alone(Team):
         return meta, tensors
 
     def from_checkpoint(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State:
-        """The state as it is."""
-        return meta, tensors
+        """The state as it is, without the padding that several processes need."""
+        return restore.unpadded(meta, tensors)
 
     def require_writable(self, path: str | os.PathLike[str]) -> None:
         """See `storage.atomic.require_writable`."""

@@ -56,7 +56,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         if before is not None:
-            _permit(handle, before)
+            _permit(temporary, before)
         os.replace(temporary, target)
     except OSError as error:
         _remove(temporary)
@@ -65,7 +65,8 @@ def replacing(path: Path) -> Iterator[Path]:
         _remove(temporary)
         raise
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
     with contextlib.suppress(PermissionError):  # a folder that may be written but not read
         _sync(target.parent)
 
@@ -122,17 +123,17 @@ def _target(path: Path) -> Path:
     return target
 
 
-def _permit(handle: int, before: os.stat_result) -> None:
+def _permit(temporary: Path, before: os.stat_result) -> None:
     """Give the new file the owner, where possible, and the permissions of the old one, and nobody more."""
     if os.name == "nt":
         return
-    mode, now = stat.S_IMODE(before.st_mode), os.fstat(handle)
+    mode, now = stat.S_IMODE(before.st_mode), temporary.stat()
     if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
         try:
-            os.fchown(handle, before.st_uid, before.st_gid)
+            os.chown(temporary, before.st_uid, before.st_gid)
         except PermissionError:
             mode &= 0o707  # its group would be another one
-    os.fchmod(handle, mode)
+    temporary.chmod(mode)
 
 
 _ADVICE = {
@@ -166,14 +167,19 @@ def _stem(name: str) -> str:
     return name if len(raw) <= LONGEST else hashlib.blake2b(raw, digest_size=16).hexdigest()
 
 
-def _create(target: Path, before: os.stat_result | None) -> tuple[Path, int]:
-    """Create a temporary file and lock it; the kernel lets go of the lock when the process ends, however it ends."""
+def _create(target: Path, before: os.stat_result | None) -> tuple[Path, int | None]:
+    """Create a temporary file and lock it; the kernel lets go of the lock when the process ends, however it ends.
+
+    Where there are no locks the file is closed: an open one cannot be renamed there.
+    """
     while True:
         name = f".{_stem(target.name)}.{_HERE}-{os.getpid()}-{secrets.token_hex(8)}.tmp"
         path = target.parent / name
         mode = 0o666 if before is None else 0o600  # what others may not read they cannot read while it is written
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), mode)
-        _lock(handle, wait=True)
+        if _lock(handle, wait=True) is None:
+            os.close(handle)
+            return path, None
         # Another process that was cleaning up may have locked and deleted it in between.
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(handle).st_ino:

@@ -73,6 +73,20 @@ def require_meta(meta: Any) -> None:
         raise StorageError(f"the memory is of kind {meta['memory']!a}; known are {', '.join(sorted(REGISTRY))}")
 
 
+def unpadded(meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Undo `distributed.checkpoint.padded`; other states are returned unchanged."""
+    kept = dict(tensors)
+    for key, shape in meta.get("padded", {}).items():
+        t = kept.get(key)
+        if t is None or (shape is not None and (len(shape) != t.ndim or any(map(int.__gt__, shape, t.shape)))):
+            raise StorageError(f"the state is damaged: its padded tensor {key!r} is missing or smaller than it says")
+        if shape is None:
+            del kept[key]
+        else:
+            kept[key] = t[tuple(slice(n) for n in shape)].clone()
+    return {key: value for key, value in meta.items() if key != "padded"}, kept
+
+
 def contents(
     meta: Mapping[str, Any], tensors: Mapping[str, Tensor], parameters: ProtectedParameters, output: Output | None
 ) -> Restored:
