@@ -106,7 +106,6 @@ PATHS: dict[str, Callable[[Path], Any]] = {
     "too long": lambda folder: folder / ("x" * 300),
     "a loop": _make_loop,
     "a pipe": lambda folder: _made(folder, "pipe", os.mkfifo),
-    "a device": lambda folder: "/dev/null",
     "a null byte": lambda folder: str(folder) + "/a\0b",
 }
 """Paths to which nothing can be saved, and from which nothing can be loaded."""
