@@ -73,6 +73,13 @@ def test_everything_that_a_page_points_to_exists(name):
     assert list(wrong_links(ROOT / name, text)) == []
 
 
+@pytest.mark.parametrize("name", ["docs/reliability.md", "SECURITY.md"])
+def test_places_and_links_of_pages_with_few_of_them_exist(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert list(wrong_places(text)) == []
+    assert list(wrong_links(ROOT / name, text)) == []
+
+
 def test_what_does_not_exist_is_seen():
     text = "`budget.py: memory_for` `ledger.py: Ledger.of` `memory/` `memory.observe`"
     text += " `budget.py: nothing` `nothing.py` `nothing/` `protect.py/`"

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .coverage import Coverage
 from .distributed.team import Batch, Team
-from .errors import ProtectionError, ProtectionWarning
+from .errors import ProtectionError, ProtectionWarning, StorageError
 from .ledger import Held, Ledger
 from .memory import Memory
 from .model.batches import Output, batch_size, limited, map_tensors, require_batches
@@ -368,7 +368,15 @@ class Protection:
         return meta, {**state["tensors"], **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict` on a model with the same parameter names and shapes; all or nothing."""
+        """Continue from a `state_dict` on a model with the same parameter names and shapes; all or nothing.
+
+        Raises StorageError for another one.
+        """
+        if not isinstance(state, Mapping) or not {"meta", "tensors"} <= set(state):
+            raise StorageError(
+                'a state is what Protection.state_dict() returns, a mapping with "meta" and "tensors"; got '
+                f"{', '.join(map(repr, list(state)[:5])) if isinstance(state, Mapping) else type(state).__name__}"
+            )
         self._load(state["meta"], state["tensors"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -376,6 +384,7 @@ class Protection:
 
         With several processes, all call it and process 0 writes, with split tensors gathered in its main memory.
         """
+        self._team.require_writable(path)
         meta, tensors = self._state()
         self._team.save(path, meta, tensors)
 
@@ -390,32 +399,42 @@ class Protection:
         settings and seed, sketch 1 another seed.
         """
         self.parameters.require_unchanged()
-        self.settle()
         self._team.complete(self.memory)
         if isinstance(other, Protection):
-            other._state()  # settles, and completes what several processes share
+            other._team.complete(other.memory)
             memory = other.memory
         else:
-            meta, tensors = self._team.from_checkpoint(*self._team.read(other))
-            memory, _ = restore.contents(meta, tensors, self.parameters, self._output)
+            meta, tensors = self._team.read(other)
+            restore.require_meta(meta)
+            meta, tensors = self._team.from_checkpoint(meta, tensors)
+            memory = restore.contents(meta, tensors, self.parameters, self._output).memory
+        merged = restore.copied(self.memory, self.parameters, self._output)
+        merged.merge(memory)
+        if merged.examples:
+            restore.tried(merged)
+        self._team.share(merged)
+        self.settle()
         self._outdate()
-        self.memory.merge(memory)
+        self.memory = merged
         self.refresh()
 
     def _load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Build everything, then replace what there is."""
         self.parameters.require_gradients()
         self.parameters.require_unchanged()
+        restore.require_meta(meta)
+        restored = restore.contents(*self._team.from_checkpoint(meta, tensors), self.parameters, self._output)
+        self._team.share(restored.memory)
         self.settle()
-        meta, tensors = self._team.from_checkpoint(meta, tensors)
-        loaded, anchor = restore.contents(meta, tensors, self.parameters, self._output)
-        self._team.share(loaded)
-        self.memory, self._reason = loaded, None
-        self._projector, self._stale = None, bool(meta["stale"])
+        self.memory, self._reason = restored.memory, None
+        self._projector, self._stale = restored.projector, restored.stale
+        self._weight, self._examples = (
+            (1.0, 0) if restored.projector is None else (self.memory.weight, self.memory.examples)
+        )
         self._statistics.load(meta, bool(meta["remembered"]))
-        if meta["remembered"]:
-            self._refresh()
-        if anchor:
-            self._projection.reference = anchor
+        self._projection.reset()
+        if restored.anchor:
+            self._projection.reference = restored.anchor
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ProtectionError(

@@ -174,7 +174,7 @@ def test_a_state_that_does_not_fit_changes_no_block():
     before = {name: t.clone() for name, t in protection.memory.state_dict()["tensors"].items()}
     other = protected(so.ProductSketch(4), 2)[2]
     other.remember([(x.flip(0), y)])
-    with pytest.raises(StorageError, match="2 blocks of gradients, the memory has 3"):
+    with pytest.raises(StorageError, match="2 sketches and the memory 3 blocks"):
         protection.memory.load_state_dict(other.memory.state_dict())
     _, _, source, _, _ = protected(so.ProductSketch(4), 3)
     source.remember([(x.flip(0), y)])

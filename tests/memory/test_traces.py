@@ -221,8 +221,9 @@ def test_the_curvature_is_in_files_and_old_files_have_none():
     assert isinstance(new.curvature, PartialTraces)
     assert new.settings()["curvature"] == "traces"
     assert "curvature" not in old.settings()
-    assert so.LayerMemory.from_meta({"settings": new.settings()}).curvature.name == "traces"
-    assert so.LayerMemory.from_meta({"settings": old.settings()}).curvature.name == "positions"
+    counts = {"examples": 0, "tasks": 0, "logits": 0, "sketches": {}}
+    assert so.LayerMemory.from_meta({"settings": new.settings(), **counts}).curvature.name == "traces"
+    assert so.LayerMemory.from_meta({"settings": old.settings(), **counts}).curvature.name == "positions"
     with pytest.raises(ValueError, match="curvature"):
         so.LayerMemory(4, curvature="kfac")
 

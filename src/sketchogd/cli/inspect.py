@@ -11,14 +11,15 @@ import torch
 import typer
 from torch import Tensor
 
-from sketchogd import theory
+from sketchogd import schema, theory
 from sketchogd.cli import show
 from sketchogd.cli.options import Json, friendly
 from sketchogd.errors import StorageError
-from sketchogd.memory.state import left_out, load_sketch, sketch_diagnostics
-from sketchogd.sketch import REGISTRY, Sketch
-from sketchogd.storage import read
-from sketchogd.storage.restore import describe
+from sketchogd.memory.metadata import SKETCH
+from sketchogd.memory.state import left_out, load_sketches, own_tensors, sketch_diagnostics, stored_sketch
+from sketchogd.sketch import Sketch
+from sketchogd.sketch.columns import Whole
+from sketchogd.storage import restore
 
 
 @friendly
@@ -26,8 +27,8 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="A file that Protection.save wrote.")], json_: Json = False
 ) -> None:
     """What is in a memory file: what it remembers, how well, where the bytes are, and which sketch would be best."""
-    found = describe(path)
-    meta, tensors = read(path)
+    found = restore.describe(path)
+    meta, tensors = restore.read(path)
     leading = {
         name: [float(value) for value in tensor[:5]]
         for name, tensor in tensors.items()
@@ -67,13 +68,17 @@ def sketches_of(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str
         StorageError: A sketch is of an unknown class, or its state does not fit it.
     """
     stored = {"sketch": meta["sketch"]} if "sketch" in meta else meta.get("sketches", {})
+    schema.table(SKETCH)(stored, "sketches")
+    own = own_tensors(stored, tensors)
     found = {}
-    for name, own in stored.items():
-        if own["sketch"] not in REGISTRY:
-            raise StorageError(f"{name} is of kind {own['sketch']!r}; known are {', '.join(sorted(REGISTRY))}")
-        sketch = REGISTRY[own["sketch"]](**own["settings"])
-        found[name] = sketch.bind(own["d"], getattr(torch, own["dtype"]))
-        load_sketch(sketch, own, tensors, name)
+    for name, said in stored.items():
+        sketch, dtype = stored_sketch(said, name), getattr(torch, said["dtype"])
+        try:
+            sketch.require_state({"meta": said, "tensors": own[name]}, Whole(said["d"]), dtype)
+        except ValueError as error:
+            raise StorageError(f"{name}: {error}") from error
+        found[name] = sketch.bind(said["d"], dtype)
+    load_sketches(found.items(), stored, tensors)
     return found
 
 

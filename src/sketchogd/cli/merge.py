@@ -12,6 +12,7 @@ from sketchogd.cli import show
 from sketchogd.cli.inspect import sketches_of
 from sketchogd.cli.options import friendly
 from sketchogd.errors import StorageError
+from sketchogd.storage import restore
 
 _NUMBERS: dict[str, Callable[[int, int], int]] = {"tasks": int.__add__, "logits": max}
 """Other numbers that a layer memory counts, and how two of them are merged."""
@@ -31,7 +32,7 @@ def merge(
     """
     if len(files) < 2:
         raise ValueError("give at least two files to merge")
-    meta, tensors = merged([(str(path), storage.read(path)) for path in files])
+    meta, tensors = merged([(str(path), restore.read(path)) for path in files])
     storage.write(output, meta, tensors)
     if json_:
         show.as_json({"output": str(output), "memory": meta["memory"], "examples": meta["examples"]})

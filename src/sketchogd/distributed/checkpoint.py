@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from ..errors import ProtectionError
+from ..errors import ProtectionError, StorageError
 from ..memory import Memory
 from ..model.parameters import ProtectedParameters, local
 from ..optimizer.reference import Copy
@@ -59,16 +59,6 @@ def padded(
     return {**meta, "padded": shapes}, filled
 
 
-def unpadded(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Undo `padded`; other states are returned unchanged."""
-    for key, shape in meta.get("padded", {}).items():
-        if shape is None:
-            tensors.pop(key)
-        else:
-            tensors[key] = tensors[key][tuple(slice(n) for n in shape)].clone()
-    return {key: value for key, value in meta.items() if key != "padded"}, tensors
-
-
 def has_columns(parameters: ProtectedParameters, name: str) -> bool:
     """Return whether a tensor of the state is sharded by columns."""
     return not isinstance(parameters.columns, Whole) and name.rpartition(".")[2] == "rows"
@@ -106,10 +96,12 @@ def as_local(parameters: ProtectedParameters, tensors: Mapping[str, Tensor]) -> 
         name, _, parameter = key.partition("/")
         if parameter and has_columns(parameters, name):
             pieces.setdefault(name, {})[parameter] = local(t).flatten(1)
-        elif has_columns(parameters, name) and local(t) is t and t.shape[1] == parameters.p:
+        elif has_columns(parameters, name) and local(t) is t and t.shape[1:] == (parameters.p,):
             out[name] = cut(parameters.columns, t)
         else:
             out[name] = local(t)
     for name, parts in pieces.items():
+        if parts.keys() != set(parameters.names):
+            raise StorageError(f"the state is damaged: {name!r} has rows for other parameters than the model's")
         out[name] = torch.cat([parts[parameter] for parameter in parameters.names], dim=1)
     return out

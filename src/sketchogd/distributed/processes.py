@@ -11,7 +11,7 @@ from .. import __version__
 from ..errors import ProtectionError
 from ..memory import GradientMemory, Memory
 from ..model.parameters import ProtectedParameters
-from ..storage import file
+from ..storage import atomic, file, restore
 from . import checkpoint
 from .agreement import require_same
 from .group import Group
@@ -114,7 +114,16 @@ class Processes(Team):
         self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """This process's part of a state from `to_checkpoint`, or from a file."""
-        return checkpoint.unpadded(meta, checkpoint.as_local(self.parameters, tensors))
+        return restore.unpadded(meta, checkpoint.as_local(self.parameters, tensors))
+
+    def require_writable(self, path: str | os.PathLike[str]) -> None:
+        """See `Team`; process 0 writes."""
+
+        def check() -> None:
+            if self.group.rank == 0:
+                atomic.require_writable(path)
+
+        self._all_or_none(check, f"writing {os.fspath(path)}")
 
     def save(self, path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """Process 0 writes one file; split tensors come to it row by row."""

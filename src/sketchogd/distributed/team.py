@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..memory import Memory
 from ..model.batches import batch_size
-from ..storage import file
+from ..storage import atomic, file, restore
 
 Batch = tuple[Any, Any]
 
@@ -49,6 +49,10 @@ class Team(ABC):
         """This process's part of a state from `to_checkpoint`, or from a file."""
 
     @abstractmethod
+    def require_writable(self, path: str | os.PathLike[str]) -> None:
+        """Raise OSError where it is clear in advance that `save` cannot write."""
+
+    @abstractmethod
     def save(self, path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """Write one memory file for all."""
 
@@ -85,8 +89,12 @@ class Alone(Team):
         return meta, tensors
 
     def from_checkpoint(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State:
-        """The state as it is."""
-        return meta, tensors
+        """The state as it is, without the padding that several processes need."""
+        return restore.unpadded(meta, tensors)
+
+    def require_writable(self, path: str | os.PathLike[str]) -> None:
+        """See `storage.atomic.require_writable`."""
+        atomic.require_writable(path)
 
     def save(self, path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """See `storage.file.write`."""

@@ -5,8 +5,10 @@ into what training applies to an update.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from ..coverage import Covered
 from ..ledger import Held
@@ -131,4 +133,13 @@ class Memory(ABC):
     @classmethod
     @abstractmethod
     def from_meta(cls, meta: dict[str, Any]) -> "Memory":
-        """An unbound memory with the settings of a `state_dict`'s metadata."""
+        """An unbound memory with the settings of a `state_dict`'s metadata. Raises StorageError if it has none."""
+
+    @abstractmethod
+    def require_state(
+        self, parameters: ProtectedParameters, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> set[str]:
+        """Raise StorageError unless a state is of a memory with these settings, which need not be bound.
+
+        Nothing is allocated. Returns the names of the tensors that belong to the memory.
+        """

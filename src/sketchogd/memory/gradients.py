@@ -5,11 +5,13 @@ as many bytes in all. Letters: p parameters, k rank, n examples, g a gradient, g
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from .. import schema
 from ..coverage import Covered
 from ..errors import StorageError
 from ..ledger import Held
@@ -21,13 +23,20 @@ from ..model.signs import signed_sum
 from ..projector.base import Projector
 from ..projector.basis import BlocksProjector
 from ..projector.rules import Project, Pull, Rule, rule_from
-from ..sketch import REGISTRY as SKETCHES
 from ..sketch import Additive, Sketch
 from ..sketch.base import positive
-from ..sketch.columns import UNSPLIT
+from ..sketch.columns import UNSPLIT, Whole
 from .base import Memory
 from .blocks import Block, places
-from .state import left_out, load_sketch, sketch_diagnostics
+from .metadata import GRADIENTS
+from .state import (
+    Planned,
+    left_out,
+    load_sketches,
+    require_sketches,
+    sketch_diagnostics,
+    stored_sketch,
+)
 
 
 class GradientMemory(Memory):
@@ -290,25 +299,50 @@ class GradientMemory(Memory):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Memory`."""
-        meta = state["meta"]
-        metas = _sketch_metas(meta)
-        if list(metas) != [block.name for block in self.parts]:
-            raise StorageError(f"the state is of {len(metas)} blocks of gradients, the memory has {len(self.parts)}")
+        meta, tensors = state["meta"], state["tensors"]
+        self.require_state(self.parameters, meta, tensors)
         # A sketch takes a whole state or nothing; for several, all must fit before the first is changed.
-        loaded = [self.sketch if len(metas) == 1 else _empty_like(block.sketch) for block in self.parts]
-        for block, sketch in zip(self.parts, loaded, strict=True):
-            load_sketch(sketch, metas[block.name], state["tensors"], block.name)
+        loaded = [self.sketch if len(self.parts) == 1 else _empty_like(block.sketch) for block in self.parts]
+        named = [(block.name, sketch) for block, sketch in zip(self.parts, loaded, strict=True)]
+        load_sketches(named, _sketch_metas(meta), tensors)
         for block, sketch in zip(self.parts, loaded, strict=True):
             block.sketch = sketch
         self.examples, self.tasks = int(meta["examples"]), int(meta.get("tasks", 0))
 
+    def require_state(
+        self, parameters: ProtectedParameters, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> set[str]:
+        """See `Memory`."""
+        metas = _sketch_metas(meta)
+        if len(metas) != self.blocks:  # before anything is made for each of them
+            raise StorageError(f"the state has {len(metas)} sketches and the memory {self.blocks} blocks")
+        try:
+            cuts = places(parameters, self.blocks)
+        except ValueError as error:
+            raise StorageError(f"settings.blocks: {error}") from error
+        whole = len(cuts) == 1
+        planned = [
+            Planned(
+                "sketch" if whole else f"sketch.{i}",
+                self.sketch,
+                parameters.columns if whole else Whole(place.stop - place.start),
+            )
+            for i, place in enumerate(cuts)
+        ]
+        return require_sketches(planned, metas, tensors, parameters.dtype)
+
     @classmethod
     def from_meta(cls, meta: dict[str, Any]) -> "GradientMemory":
-        """An unbound memory with the settings of a `state_dict`'s metadata."""
-        sketch = next(iter(_sketch_metas(meta).values()))
+        """See `Memory`."""
+        GRADIENTS(meta, schema.TOP)
+        name, first = next(iter(_sketch_metas(meta).items()), ("", None))
+        sketch = stored_sketch(first, name)
         settings = dict(meta["settings"])
-        rule = rule_from(None, Project(), **{key: settings.pop(key, None) for key in _RULE_KEYS})
-        return cls(SKETCHES[sketch["sketch"]](**sketch["settings"]), rule=rule, **settings)
+        rule = {key: settings.pop(key, None) for key in _RULE_KEYS}
+        try:
+            return cls(sketch, rule=rule_from(None, Project(), **rule), **settings)
+        except (TypeError, ValueError) as error:
+            raise StorageError(f"settings: {error}") from error
 
 
 _RULE_KEYS = ("ridge", "strength", "anchor_dtype")
@@ -325,10 +359,9 @@ def _empty_like(sketch: Sketch) -> Sketch:
     return sketch.fresh().bind(sketch.d, sketch.dtype, sketch.device)
 
 
-def _sketch_metas(meta: dict[str, Any]) -> dict[str, Any]:
+def _sketch_metas(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata of every sketch of a state by its name."""
-    found: dict[str, Any] = {"sketch": meta["sketch"]} if "sketch" in meta else meta["sketches"]
-    return found
+    return {"sketch": meta["sketch"]} if "sketch" in meta else dict(meta.get("sketches", {}))
 
 
 def _dtype(value: torch.dtype | str) -> torch.dtype:

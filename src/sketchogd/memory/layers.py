@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import schema
 from ..coverage import Covered, unexplained
 from ..errors import ProtectionWarning, StorageError
 from ..ledger import Held
@@ -27,13 +28,15 @@ from ..projector.rules import DAMPING, Pull, Rule, rule_from
 from ..seeds import derive_seed
 from ..sketch import REGISTRY as SKETCHES
 from ..sketch import ProductSketch, Sketch
+from ..sketch.stored import Part, require_numbers, require_parts
 from . import spread
 from .base import Memory
 from .curvature import CURVATURES
 from .factors import LayerFactors
 from .layout import Layout, Rank
+from .metadata import LAYERS
 from .others import OtherParameters
-from .state import load_sketch, sketch_diagnostics
+from .state import load_sketches, require_sketches, sketch_diagnostics
 
 
 class LayerMemory(Memory):
@@ -324,35 +327,50 @@ class LayerMemory(Memory):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Memory`."""
         meta, tensors = state["meta"], state["tensors"]
-        names = [name for name, _ in self.sketches()]
         trial = self.from_meta(meta)
-        if trial.settings() != self.settings() or list(meta["sketches"]) != names:
-            raise StorageError(f"the state is of a layer memory with {meta['settings']} on {list(meta['sketches'])}")
+        if trial.settings() != self.settings():
+            raise StorageError(f"the state is of a layer memory with {meta['settings']}")
+        trial.require_state(self.parameters, meta, tensors)
         trial.bind(self.parameters, self.output)
-        for name, sketch in trial.sketches():
-            load_sketch(sketch, meta["sketches"][name], tensors, name)
+        load_sketches(trial.sketches(), meta["sketches"], tensors)
         for name, counts in trial.counts():
-            found = tensors.get(name)
-            if found is None or found.shape != counts.shape:
-                raise StorageError(
-                    f"{name!r}, {_PURPOSES.get(name, 'counts of tokens')}, is missing or of another size"
-                )
-            counts.copy_(found)
+            counts.copy_(tensors[name])
         self.factors, self.others, self.spread = trial.factors, trial.others, trial.spread
         self.examples, self.tasks, self.logits = (int(meta[key]) for key in ("examples", "tasks", "logits"))
+
+    def require_state(
+        self, parameters: ProtectedParameters, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> set[str]:
+        """See `Memory`."""
+        try:
+            planned, counts = self._layout.planned(parameters)
+            counts |= {SPREAD: len(spread.empty(torch.device("cpu")))} if self.curvature.name == "traces" else {}
+        except (TypeError, ValueError) as error:
+            raise StorageError(f"settings: {error}") from error
+        try:
+            own = {name: tensors[name] for name in counts if name in tensors}
+            require_parts({name: Part((size,), torch.float64) for name, size in counts.items()}, own)
+            require_numbers(own)
+        except ValueError as error:
+            raise StorageError(str(error)) from error
+        return require_sketches(planned, meta["sketches"], tensors, parameters.dtype) | set(counts)
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any]) -> "LayerMemory":
         """See `Memory`."""
+        LAYERS(meta, schema.TOP)
         settings = dict(meta["settings"])
         short = {key: settings.pop(key, None) for key in _USUAL}
         if short["ridge"] is None:
             short["energy"] = None  # files have it with a pull too, where it says nothing
         else:
             short["damping"] = None  # and this with a ridge
-        rule = rule_from(None, Pull(), **short)
         settings.setdefault("curvature", "positions")  # files of version 0.1 do not say
-        return cls(settings.pop("rank"), rule=rule, **{**settings, "sketch": SKETCHES[settings["sketch"]]})
+        try:
+            rule = rule_from(None, Pull(), **short)
+            return cls(settings.pop("rank"), rule=rule, **{**settings, "sketch": SKETCHES[settings["sketch"]]})
+        except (TypeError, ValueError) as error:
+            raise StorageError(f"settings: {error}") from error
 
 
 LayerSketch = LayerMemory

@@ -1,16 +1,18 @@
 """Which sketches a layer memory has, from its settings: two for each layer, one for the parameters of no layer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
 
-from ..model.layers import find_layers
+from ..model.layers import Layer, find_layers
 from ..model.parameters import ProtectedParameters
 from ..seeds import derive_seed
 from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch
+from ..sketch.columns import Whole
 from .factors import LayerFactors
+from .state import Planned
 
 Rank = int | Mapping[str, int]
 
@@ -35,20 +37,39 @@ class Layout:
     rest: int | None
     tied: bool = True
 
+    def layers(self, parameters: ProtectedParameters) -> Iterator[tuple[Layer, Sketch | None, Sketch | None]]:
+        """Each layer with the unbound sketches of its inputs (an embedding has counts instead) and of its outputs."""
+        for layer in find_layers(parameters, self.tied):
+            inputs = None if layer.kind == "embedding" else self._sketch(layer.name, "inputs", layer.width)
+            yield layer, inputs, self._sketch(layer.name, "outputs", layer.fan_out) if self.outputs else None
+
     def factors(self, parameters: ProtectedParameters) -> dict[str, LayerFactors]:
         """The factors of each layer, bound and empty, by its name."""
         dtype, device = parameters.dtype, parameters.device
         found = {}
-        for layer in find_layers(parameters, self.tied):
-            counts = inputs = outputs = None
-            if layer.kind == "embedding":
-                counts = torch.zeros(layer.fan_in, dtype=torch.float64, device=device)
-            else:
-                inputs = self._sketch(layer.name, "inputs", layer.width).bind(layer.width, dtype, device)
-            if self.outputs:
-                outputs = self._sketch(layer.name, "outputs", layer.fan_out).bind(layer.fan_out, dtype, device)
+        for layer, inputs, outputs in self.layers(parameters):
+            counts = torch.zeros(layer.fan_in, dtype=torch.float64, device=device) if inputs is None else None
+            if inputs is not None:
+                inputs.bind(layer.width, dtype, device)
+            if outputs is not None:
+                outputs.bind(layer.fan_out, dtype, device)
             found[layer.name] = LayerFactors(layer, inputs, counts, outputs)
         return found
+
+    def planned(self, parameters: ProtectedParameters) -> tuple[list[Planned], dict[str, int]]:
+        """All sketches in the order of files, unbound, and the sizes of the token counts by their names in files."""
+        sketches, counts = [], {}
+        for layer, inputs, outputs in self.layers(parameters):
+            if inputs is None:
+                counts[f"{layer.name}.counts"] = layer.fan_in
+            else:
+                sketches.append(Planned(f"{layer.name}.inputs", inputs, Whole(layer.width)))
+            if outputs is not None:
+                sketches.append(Planned(f"{layer.name}.outputs", outputs, Whole(layer.fan_out)))
+        found = self.of_no_layer(parameters)
+        if found is not None:
+            sketches.append(Planned("rest", found[1], Whole(found[0].p)))
+        return sketches, counts
 
     def of_no_layer(self, parameters: ProtectedParameters) -> tuple[ProtectedParameters, Sketch] | None:
         """The parameters that belong to no layer and an unbound sketch for their gradients, if there are any."""
@@ -68,13 +89,9 @@ class Layout:
         itemsize = parameters.dtype.itemsize
         found = self.of_no_layer(parameters)
         total = 0 if found is None else found[1].cost(found[0].p, itemsize)
-        for layer in find_layers(parameters, self.tied):
-            if layer.kind == "embedding":
-                total += layer.fan_in * 8
-            else:
-                total += self._sketch(layer.name, "inputs", layer.width).cost(layer.width, itemsize)
-            if self.outputs:
-                total += self._sketch(layer.name, "outputs", layer.fan_out).cost(layer.fan_out, itemsize)
+        for layer, inputs, outputs in self.layers(parameters):
+            total += layer.fan_in * 8 if inputs is None else inputs.cost(layer.width, itemsize)
+            total += 0 if outputs is None else outputs.cost(layer.fan_out, itemsize)
         return total
 
     def _sketch(self, name: str, part: str, d: int) -> Sketch:

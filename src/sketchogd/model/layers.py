@@ -7,6 +7,7 @@ seen, also repeated ones, functional calls, and an embedding as output layer.
 """
 
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,9 +92,9 @@ def find_layers(parameters: ProtectedParameters, tied: bool = False) -> list[Lay
             elif (previous.kind, previous.bias) != (layer.kind, layer.bias):
                 conflicting.add(id(weight))
     layers = [layer for key, layer in found.items() if key not in conflicting]
-    biases = [id(layer.bias) for layer in layers if layer.bias is not None]
+    biases = Counter(id(layer.bias) for layer in layers if layer.bias is not None)
     # A bias shared by several weights cannot be a column of one of them.
-    return [layer for layer in layers if layer.bias is None or biases.count(id(layer.bias)) == 1]
+    return [layer for layer in layers if layer.bias is None or biases[id(layer.bias)] == 1]
 
 
 def _weights_of(module: nn.Module) -> Iterable[tuple[str, str, str]]:

@@ -1,6 +1,7 @@
 """Sketches: fixed-size summaries of a stream of rows that can return an orthonormal basis of their dominant span.
 
 * `columns`: which columns of a sketch this process holds
+* `stored`: what a stored state must look like
 * `testmatrix`: random test matrices, generated from a seed
 * `base`: the interface of a sketch
 * `scaling`: scaling by powers of four, so that squares of rows do not overflow

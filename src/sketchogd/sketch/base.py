@@ -6,14 +6,17 @@ A sketch knows nothing of networks. Settings go into `__init__`, `bind` allocate
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from .. import schema
 from ..errors import NonFiniteError
 from ..linalg.dense import squared_norm
 from .columns import Columns, Whole
+from .stored import Part, require_numbers, require_parts
 from .testmatrix import TestMatrix
 
 Self = TypeVar("Self", bound="Sketch")
@@ -26,6 +29,10 @@ class Sketch(ABC):
     """A summary of a stream of rows. Subclasses with a `name` are registered under it."""
 
     name: ClassVar[str] = ""
+    stored_settings: ClassVar[schema.Fields | None] = None
+    """What `settings` in a file may be; where it is None the constructor alone decides."""
+    counters: ClassVar[schema.Fields] = {}
+    """What a file counts beside `count` and `energy`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -199,21 +206,33 @@ class Sketch(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the `state_dict` of a sketch with the same settings; all or nothing."""
+        """Continue from the `state_dict` of a sketch with the same settings; all or nothing.
+
+        Raises ValueError, with the reason, for a state that is not of such a sketch or is damaged.
+        """
         self._require_bound()
-        meta, tensors = state["meta"], state["tensors"]
-        mine = {**self.state_dict()["meta"], "counters": None}
-        theirs = {**meta, "counters": None}
-        if mine != theirs:
-            differing = [
-                f"{key}: {theirs.get(key)!r} here {mine[key]!r}" for key in mine if theirs.get(key) != mine[key]
-            ]
+        self.require_state(state, self.columns, self.dtype)
+        counters = state["meta"]["counters"]
+        tensors = {name: t.to(self.device) for name, t in state["tensors"].items()}
+        require_numbers(tensors)
+        self._require_sound(counters, tensors)
+        self._adopt(counters, tensors)
+        self.count, self.energy = int(counters["count"]), float(counters["energy"])
+
+    def require_state(self, state: Mapping[str, Any], columns: Columns, dtype: torch.dtype) -> None:
+        """Raise ValueError unless a `state_dict` is of a sketch with these settings, columns and dtype.
+
+        It need not be bound, and nothing is allocated.
+        """
+        theirs, tensors = state["meta"], state["tensors"]
+        mine = {"sketch": self.name, "settings": self.settings(), "d": columns.d}
+        mine["dtype"] = str(dtype).removeprefix("torch.")
+        differing = [f"{key}: {theirs.get(key)!r} here {mine[key]!r}" for key in mine if theirs.get(key) != mine[key]]
+        if differing:
             raise ValueError("the state is of another sketch: " + "; ".join(differing))
-        for name, tensor in tensors.items():
-            if not bool(tensor.isfinite().all()):
-                raise ValueError(f"tensor {name!r} of the state contains NaN or infinity")
-        self._adopt(meta["counters"], {name: t.to(self.device) for name, t in tensors.items()})
-        self.count, self.energy = int(meta["counters"]["count"]), float(meta["counters"]["energy"])
+        counters = theirs["counters"]
+        schema.record({"count": schema.whole(), "energy": schema.number(0.0), **self.counters})(counters, "counters")
+        require_parts(self._parts(columns, dtype, counters, tensors), tensors)
 
     # ---------------------------------------------------------------- for subclasses
 
@@ -248,8 +267,18 @@ class Sketch(ABC):
     def _absorb(self, other: Any) -> None: ...
 
     @abstractmethod
+    def _parts(
+        self, columns: Columns, dtype: torch.dtype, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Part]:
+        """What the tensors of a state with these counters must be; sizes that vary are taken from the tensors."""
+
+    @abstractmethod
+    def _require_sound(self, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Raise ValueError where numbers of a state, whose shapes fit, cannot be those of a sketch."""
+
+    @abstractmethod
     def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Load a state; its shapes are checked before anything is changed."""
+        """Load a state that was checked."""
 
 
 def largest_rank(fits: Any, limit: int) -> int:

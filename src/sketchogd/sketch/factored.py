@@ -6,6 +6,7 @@ that is valid until the next observe, merge or load**.
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from ..linalg.dense import restore_
 from .base import Sketch
+from .columns import Columns
+from .stored import MANY, Part, require_orthonormal, size_of, up_to
 
 
 class FactoredSketch(Sketch):
@@ -70,22 +73,34 @@ class FactoredSketch(Sketch):
             kept |= {"factor": self.factor, "values": self.values}
         return kept
 
-    def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        rows = tensors["rows"]
-        wrong = rows.ndim != 2 or rows.shape[1] != self.columns.width
-        if wrong or (not self.grows and rows.shape != self.rows.shape):
-            raise ValueError(f"the state's rows have shape {tuple(rows.shape)}, expected {tuple(self.rows.shape)}")
+    @abstractmethod
+    def _sizes(self, d: int, counters: Mapping[str, Any]) -> tuple[int, int]:
+        """(rows of S, rows in use) of a state; for a sketch that grows S may have more rows."""
+
+    def _parts(
+        self, columns: Columns, dtype: torch.dtype, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Part]:
+        m, filled = self._sizes(columns.d, counters)
+        parts = {"rows": Part((range(m, MANY) if self.grows else m, columns.width), dtype)}
+        if "factor" in tensors or "values" in tensors:
+            r = size_of(tensors, "factor", 1)
+            parts["factor"] = Part((filled, up_to(min(filled, columns.d))), dtype)
+            parts["values"] = Part((up_to(r),), torch.float64)
+        return parts | self._more_parts()
+
+    def _require_sound(self, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         factor, values = tensors.get("factor"), tensors.get("values")
-        if (factor is None) != (values is None) or (
-            factor is not None
-            and values is not None
-            and not (
-                factor.ndim == 2 and values.ndim == 1 and len(values) <= factor.shape[1] <= len(factor) <= len(rows)
-            )
-        ):
-            raise ValueError("the state's factor and values do not belong to its rows")
+        if counters["count"] == 0 and (factor is not None or bool(tensors["rows"].any())):
+            raise ValueError("the state has rows but says that none was observed")
+        if values is not None and bool(values.any()) and not counters["energy"]:
+            raise ValueError("the state has eigenvalues but no energy")
+        if factor is not None:
+            require_orthonormal(tensors["rows"][: factor.shape[1]], self.columns)
+
+    def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self._adopt_more(counters, tensors)
-        self.rows, self.factor, self.values = rows.to(self.dtype).clone(), factor, values
+        self.rows = tensors["rows"].clone()
+        self.factor, self.values = (tensors[key].clone() if key in tensors else None for key in ("factor", "values"))
 
     grows: ClassVar[bool] = False
     """Whether the number of rows grows with the stream."""
@@ -94,5 +109,9 @@ class FactoredSketch(Sketch):
         """Return the state tensors that a subclass adds to those of this class."""
         return {}
 
+    def _more_parts(self) -> dict[str, Part]:
+        """What `_more_state` must be."""
+        return {}
+
     def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Load the state that a subclass adds; raises ValueError if it does not fit."""
+        """Load the state that a subclass adds."""

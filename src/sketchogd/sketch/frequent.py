@@ -7,14 +7,17 @@ and M_j is its best approximation of rank j. Rows are not centred.
 """
 
 from abc import abstractmethod
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from .. import schema
 from ..linalg.dense import orthonormalise_
 from .base import largest_rank, positive
 from .factored import FactoredSketch
+from .stored import RANK
 
 B = TypeVar("B", bound="BufferedSketch")
 
@@ -31,6 +34,8 @@ class BufferedSketch(FactoredSketch):
         self.rank = rank
         self.buffer = buffer
 
+    stored_settings: ClassVar[schema.Fields | None] = {"rank": RANK, "buffer": RANK}
+    counters: ClassVar[schema.Fields] = {"filled": schema.whole()}
     filled: int = 0
 
     @abstractmethod
@@ -56,6 +61,11 @@ class BufferedSketch(FactoredSketch):
                 f"the budget is {nbytes:,}"
             )
         return cls(rank)
+
+    def _sizes(self, d: int, counters: Mapping[str, Any]) -> tuple[int, int]:
+        if counters["filled"] > self.rank + self.buffer:
+            raise ValueError(f"the state uses {counters['filled']} of {self.rank + self.buffer} rows")
+        return self.rank + self.buffer, counters["filled"]
 
     def _allocate(self) -> None:
         self.rows = torch.zeros(self.rank + self.buffer, self.columns.width, dtype=self.dtype, device=self.device)

@@ -13,18 +13,20 @@ Methods 2 and 3 keep squares, which overflow float32 for entries beyond 1e19. Th
 scaling, with e the exponent of the largest entry seen.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from .. import schema
 from ..linalg.dense import gram, nystrom, orthonormal_coordinates, polish_, transform_, whiten
 from ..seeds import derive_seed, hash32, normal_rows
 from .additive import Additive
 from .base import largest_rank, positive
 from .factored import FactoredSketch
 from .scaling import added_scaled_, rescale_, scaled, unscaled
+from .stored import EXPONENT, RANK, SEED, matrix_settings
 from .testmatrix import Gaussian, Identity, SparseSign, TestMatrix, named_test_matrix
 
 ROW_ENTRIES = 4
@@ -58,6 +60,12 @@ class GradientSketch(LinearSketch):
     """
 
     name = "gradient"
+    stored_settings: ClassVar[schema.Fields | None] = {
+        "rank": RANK,
+        "seed": SEED,
+        "test_matrix": schema.word("gaussian", "sparse"),
+    }
+    counters: ClassVar[schema.Fields] = {"merged_seeds": schema.many(SEED)}
 
     def __init__(self, rank: int, *, seed: int = 0, test_matrix: str = "gaussian") -> None:
         positive(rank=rank)
@@ -84,6 +92,9 @@ class GradientSketch(LinearSketch):
 
     def _counters(self) -> dict[str, Any]:
         return {"merged_seeds": list(self.merged_seeds)}  # whose draws are in Y
+
+    def _sizes(self, d: int, counters: Mapping[str, Any]) -> tuple[int, int]:
+        return min(self.rank, d), min(self.rank, d)
 
     def _allocate(self) -> None:
         self.rows = torch.zeros(min(self.rank, self.d), self.columns.width, dtype=self.dtype, device=self.device)
@@ -152,6 +163,12 @@ class ProductSketch(LinearSketch):
     """
 
     name = "product"
+    stored_settings: ClassVar[schema.Fields | None] = {
+        "rank": RANK,
+        "seed": SEED,
+        "test_matrix": matrix_settings,
+    }
+    counters: ClassVar[schema.Fields] = {"exponent": EXPONENT}
 
     def __init__(self, rank: int, *, seed: int = 0, test_matrix: str | TestMatrix = "sparse") -> None:
         positive(rank=rank)
@@ -181,6 +198,9 @@ class ProductSketch(LinearSketch):
 
     def _fixed(self) -> dict[str, Tensor]:
         return _prefixed("omega", self.omega)
+
+    def _sizes(self, d: int, counters: Mapping[str, Any]) -> tuple[int, int]:
+        return min(self.rank, d), min(self.rank, d)
 
     def _allocate(self) -> None:
         k = min(self.rank, self.d)
@@ -240,6 +260,13 @@ class SymmetricSketch(LinearSketch):
     """
 
     name = "symmetric"
+    stored_settings: ClassVar[schema.Fields | None] = {
+        "rank": RANK,
+        "corank": RANK,
+        "seed": SEED,
+        "test_matrix": matrix_settings,
+    }
+    counters: ClassVar[schema.Fields] = {"exponent": EXPONENT}
 
     def __init__(self, rank: int, corank: int, *, seed: int = 0, test_matrix: str | TestMatrix = "sparse") -> None:
         positive(rank=rank, corank=corank)
@@ -278,6 +305,10 @@ class SymmetricSketch(LinearSketch):
 
     def _fixed(self) -> dict[str, Tensor]:
         return {**_prefixed("omega", self.omega), **_prefixed("psi", self.psi)}
+
+    def _sizes(self, d: int, counters: Mapping[str, Any]) -> tuple[int, int]:
+        m = min(self.rank, d) + min(self.corank, d)
+        return m, m
 
     def _allocate(self) -> None:
         k, corank = min(self.rank, self.d), min(self.corank, self.d)

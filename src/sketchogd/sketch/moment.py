@@ -1,14 +1,21 @@
 """The exact second moment M = Σ v vᵀ (d, d), for short rows: what a sketch of rank d would be, in fewer bytes."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from .. import schema
 from ..linalg.dense import RELATIVE_RANK
 from .additive import Additive
 from .base import Sketch
+from .columns import Columns
 from .scaling import added_scaled_, rescale_, scaled, unscaled
+from .stored import EXPONENT, Part, require_orthonormal, up_to
+
+TRACE_TOLERANCE = 0.05
+"""By what share the trace of a stored second moment may differ from the energy: rounding, also in half precision."""
 
 
 class SecondMoment(Sketch, Additive):
@@ -21,6 +28,8 @@ class SecondMoment(Sketch, Additive):
     """
 
     name = "moment"
+    stored_settings: ClassVar[schema.Fields | None] = {}
+    counters: ClassVar[schema.Fields] = {"exponent": EXPONENT}
 
     matrix: Tensor
     values: Tensor | None = None
@@ -107,10 +116,29 @@ class SecondMoment(Sketch, Additive):
     def _counters(self) -> dict[str, Any]:
         return {"exponent": self.exponent}
 
-    def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        if tensors["matrix"].shape != self.matrix.shape:
+    def _parts(
+        self, columns: Columns, dtype: torch.dtype, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Part]:
+        values = {"values": Part((up_to(columns.d),), torch.float64)} if "values" in tensors else {}
+        return {"matrix": Part((columns.d, columns.d), dtype), **values}
+
+    def _require_sound(self, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        matrix, values, energy = tensors["matrix"], tensors.get("values"), float(counters["energy"])
+        if counters["count"] == 0 and bool(matrix.any()):
+            raise ValueError("the state has a second moment but says that no row was observed")
+        if values is not None:
+            require_orthonormal(matrix[: len(values)], self.columns)
+            trace = float(values.sum())
+        else:
+            trace = float(unscaled(matrix.double().trace(), counters["exponent"]))
+            if not torch.allclose(matrix, matrix.T, rtol=1e-3, atol=1e-3 * float(matrix.abs().max())):
+                raise ValueError("the state's second moment is not symmetric")
+        if not abs(trace - energy) <= TRACE_TOLERANCE * energy:
             raise ValueError(
-                f"the state's matrix has shape {tuple(tensors['matrix'].shape)}, expected {tuple(self.matrix.shape)}"
+                f"the trace of the state's second moment is {trace:g}, and should be its energy, {energy:g}"
             )
-        self.matrix = tensors["matrix"].to(self.dtype).clone()
-        self.values, self.exponent = tensors.get("values"), counters["exponent"]
+
+    def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.matrix = tensors["matrix"].clone()
+        self.values = tensors["values"].clone() if "values" in tensors else None
+        self.exponent = counters["exponent"]

@@ -1,14 +1,18 @@
 """PCA-OGD: the leading principal directions of a sample of each task. Components (m, d) accumulate over tasks."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from .. import schema
 from ..linalg.dense import gram, orthonormalise_, polish_, transform_, whiten
 from ..seeds import derive_seed
 from .base import Sketch, positive
+from .columns import Columns
 from .rows import RandomRows
+from .stored import RANK, SEED, Part, require_orthonormal, size_of, up_to
 
 
 class PCARows(Sketch):
@@ -22,6 +26,8 @@ class PCARows(Sketch):
     """
 
     name = "pca"
+    stored_settings: ClassVar[schema.Fields | None] = {"samples": RANK, "components": RANK, "seed": SEED}
+    counters: ClassVar[schema.Fields] = {"tasks": schema.whole(), "sampled": schema.whole()}
 
     def __init__(self, samples: int, components: int, *, seed: int = 0) -> None:
         positive(samples=samples, components=components)
@@ -119,12 +125,24 @@ class PCARows(Sketch):
     def _counters(self) -> dict[str, Any]:
         return {"tasks": self.tasks, "sampled": 0 if self._sample is None else self._sample.count}
 
+    def _parts(
+        self, columns: Columns, dtype: torch.dtype, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Part]:
+        m = size_of(tensors, "rows", 0)
+        parts = {"rows": Part((up_to(columns.d), columns.width), dtype), "values": Part((m,), torch.float64)}
+        if counters["sampled"]:
+            parts["sample.rows"] = Part((self.samples, columns.width), dtype)
+            parts["sample.keys"] = Part((self.samples,), torch.float64)
+        return parts
+
+    def _require_sound(self, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        if counters["count"] == 0 and len(tensors["rows"]):
+            raise ValueError("the state has components but says that no row was observed")
+        require_orthonormal(tensors["rows"], self.columns)
+
     def _adopt(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        rows, values = tensors["rows"], tensors["values"]
-        if rows.ndim != 2 or rows.shape[1] != self.columns.width or len(values) != len(rows):
-            raise ValueError(f"the state's components have shape {tuple(rows.shape)}, expected (m, {self.d})")
-        self.rows, self.values, self.tasks = rows.to(self.dtype).clone(), values.clone(), int(counters["tasks"])
-        self._sample = None
+        self.rows, self.values = tensors["rows"].clone(), tensors["values"].clone()
+        self.tasks, self._sample = int(counters["tasks"]), None
         if counters["sampled"]:
             self._sample = self._open_sample()
             held = {k.removeprefix("sample."): v for k, v in tensors.items() if k.startswith("sample.")}

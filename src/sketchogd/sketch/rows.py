@@ -1,14 +1,17 @@
 """Sketches that store rows unchanged: all rows (OGD), or a uniform sample of m of them (RandomOGD). Rows (n, d)."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from .. import schema
 from ..linalg.dense import orthonormalise_
 from ..seeds import derive_seed
 from .base import positive
 from .factored import FactoredSketch
+from .stored import RANK, SEED, Part
 
 
 class AllRows(FactoredSketch):
@@ -21,6 +24,7 @@ class AllRows(FactoredSketch):
     """
 
     name = "all"
+    stored_settings: ClassVar[schema.Fields | None] = {}
     grows = True
     growth = 1.25
     """Factor by which full storage grows: fewer copies, at the price of up to a quarter of spare memory."""
@@ -37,6 +41,9 @@ class AllRows(FactoredSketch):
     def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "AllRows":
         """Raise ValueError: a sketch that grows exceeds every budget."""
         raise ValueError("AllRows grows with every row, beyond any budget; use ProductSketch or RandomRows")
+
+    def _sizes(self, d: int, counters: Mapping[str, Any]) -> tuple[int, int]:
+        return counters["count"], counters["count"]
 
     def _allocate(self) -> None:
         self.rows = torch.zeros(0, self.columns.width, dtype=self.dtype, device=self.device)
@@ -73,6 +80,8 @@ class RandomRows(FactoredSketch):
     """
 
     name = "random"
+    stored_settings: ClassVar[schema.Fields | None] = {"capacity": RANK, "seed": SEED}
+    counters: ClassVar[schema.Fields] = {"merged_seeds": schema.many(SEED)}
 
     def __init__(self, capacity: int, *, seed: int = 0) -> None:
         positive(capacity=capacity)
@@ -100,6 +109,9 @@ class RandomRows(FactoredSketch):
         if cls(capacity).cost(d) > nbytes:
             raise ValueError(f"one row of length {d} takes {cls(1).cost(d):,} bytes; the budget is {nbytes:,}")
         return cls(capacity, **settings)
+
+    def _sizes(self, d: int, counters: Mapping[str, Any]) -> tuple[int, int]:
+        return self.capacity, min(counters["count"], self.capacity)
 
     def _allocate(self) -> None:
         self.rows = torch.zeros(self.capacity, self.columns.width, dtype=self.dtype, device=self.device)
@@ -150,8 +162,9 @@ class RandomRows(FactoredSketch):
     def _more_state(self) -> dict[str, Tensor]:
         return {"keys": self.keys}
 
+    def _more_parts(self) -> dict[str, Part]:
+        return {"keys": Part((self.capacity,), torch.float64)}
+
     def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        if tensors["keys"].shape != self.keys.shape:
-            raise ValueError(f"the state has {tuple(tensors['keys'].shape)} keys for {self.capacity} rows")
         self.keys = tensors["keys"].clone()
         self.merged_seeds = [int(seed) for seed in counters["merged_seeds"]]

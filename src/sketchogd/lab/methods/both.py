@@ -4,16 +4,18 @@ A displacement v is first pulled back by the layer memory, v ← (I − A) v, th
 of the sketched gradients, v ← (I − P) v.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from sketchogd import schema
 from sketchogd.coverage import Covered
 from sketchogd.errors import NonFiniteError, StorageError
 from sketchogd.ledger import Held
 from sketchogd.memory import GradientMemory, LayerMemory, Memory
+from sketchogd.memory.metadata import GRADIENTS, LAYERS
 from sketchogd.model.batches import Output
 from sketchogd.model.parameters import ProtectedParameters
 from sketchogd.projector import LayersProjector, Projector
@@ -161,9 +163,20 @@ class Both(Memory):
         self.layers, self.gradients = trial.layers, trial.gradients
         self.examples = int(meta["examples"])
 
+    def require_state(
+        self, parameters: ProtectedParameters, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    ) -> set[str]:
+        """See `Memory`."""
+        names = set()
+        for part, memory in self._parts():
+            own = {name.removeprefix(part + "."): t for name, t in tensors.items() if name.startswith(part + ".")}
+            names |= {f"{part}.{name}" for name in memory.require_state(parameters, meta[part], own)}
+        return names
+
     @classmethod
     def from_meta(cls, meta: dict[str, Any]) -> "Both":
         """See `Memory`."""
+        schema.record({"layers": LAYERS, "gradients": GRADIENTS}, more=True)(meta, schema.TOP)
         return cls(LayerMemory.from_meta(meta["layers"]), GradientMemory.from_meta(meta["gradients"]))
 
     def _parts(self) -> Iterator[tuple[str, Memory]]:

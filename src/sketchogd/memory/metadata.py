@@ -1,0 +1,99 @@
+"""What files say of memories: the form of their metadata."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .. import schema
+from ..errors import StorageError
+from ..sketch import REGISTRY
+from ..sketch.stored import RANK, SEED
+
+SKETCH = schema.record(
+    {
+        "sketch": schema.text,
+        "settings": schema.anything,
+        "d": schema.whole(1),
+        "dtype": schema.word("float32", "float64"),
+        "counters": schema.anything,
+    }
+)
+"""A sketch; its settings and counters are checked by its own class."""
+
+
+def _device(value: Any, where: str) -> None:
+    """The name of a device that is there."""
+    schema.text(value, where)
+    if _DEVICE.fullmatch(value) is None:
+        raise schema.wrong(value, where, 'a device such as "cpu" or "cuda:0"')
+    try:
+        torch.empty(0, device=value)
+    except (RuntimeError, AssertionError) as error:
+        raise StorageError(
+            f"{where} keeps the sketch on the device {value!r}, which this machine does not have. Load the memory on "
+            "one that has it"
+        ) from error
+
+
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d{1,3})?")
+
+GRADIENTS = schema.record(
+    {
+        "settings": schema.record(
+            {
+                "basis_dtype": schema.maybe(schema.word("float64", "float32", "bfloat16", "float16")),
+                "offload": schema.maybe(_device),
+                "power": schema.number(-100.0, 100.0),
+            },
+            {
+                "blocks": schema.whole(1),
+                "ridge": schema.number(0.0),
+                "strength": schema.number(0.0),
+                "anchor_dtype": schema.word("int8"),
+            },
+        ),
+        "examples": schema.whole(),
+    },
+    {"tasks": schema.whole(), "sketch": SKETCH, "sketches": schema.table(SKETCH)},
+    more=True,
+)
+"""A gradient memory."""
+
+
+def _kind(value: Any, where: str) -> None:
+    """The name of a sketch."""
+    schema.word(*REGISTRY)(value, where)
+
+
+def _rank(value: Any, where: str) -> None:
+    """A rank for all layers, or one by layer name or glob."""
+    (schema.table(RANK) if isinstance(value, Mapping) else RANK)(value, where)
+
+
+LAYERS = schema.record(
+    {
+        "settings": schema.record(
+            {
+                "rank": _rank,
+                "ridge": schema.maybe(schema.number(0.0)),
+                "strength": schema.maybe(schema.number(0.0)),
+                "damping": schema.number(0.0),
+                "outputs": schema.flag,
+                "sketch": _kind,
+                "seed": SEED,
+                "energy": schema.number(0.0, 1.0),
+                "rest": schema.maybe(RANK),
+                "anchor_dtype": schema.maybe(schema.word("int8")),
+            },
+            {"curvature": schema.word("traces", "positions")},
+        ),
+        "examples": schema.whole(),
+        "tasks": schema.whole(),
+        "logits": schema.whole(),
+        "sketches": schema.table(SKETCH),
+    },
+    more=True,
+)
+"""A layer memory."""
