@@ -76,8 +76,9 @@ class Protection:
 
         `batches` is a loader, a list or a dataset that yields (inputs, targets), or mappings with "labels" (the rest
         are keyword inputs), or inputs alone where no targets are needed. `examples` limits how many are taken, in the
-        order they come. With several processes, all call it, each with examples of its own, or with none; what a
-        DistributedSampler repeats is left out.
+        order they come. Where a batch is refused, those before it are kept, and the task is not ended. With several
+        processes, all call it, each with examples of its own, or with none; what a DistributedSampler repeats is left
+        out.
         """
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
             batches = DataLoader(batches, batch_size=256)
@@ -95,7 +96,9 @@ class Protection:
         self._refresh()
 
     def observe(self, inputs: Any, targets: Any = None) -> None:
-        """Remember one batch without ending a task: all of it or, on an error, nothing.
+        """Remember one batch without ending a task: all of it or, on an error or Ctrl-C, nothing.
+
+        A refused batch changes nothing at all: steps that wait go on waiting, and the projector stays in use.
 
         The projector takes it into account from the next `refresh`, which the next optimizer step calls by itself
         unless the projector has a basis of its own. A pull then keeps what it was protecting before
@@ -106,9 +109,20 @@ class Protection:
 
     def _observe(self, batches: Iterable[Batch]) -> None:
         self.parameters.require_unchanged()
-        self.settle()
         placed = (self._placed(inputs, targets) for inputs, targets in batches)
-        self._team.observe(self.memory, placed, self._outdate)
+        undo, changed = self._projection.settle_for_now(), False
+
+        def outdate() -> None:
+            nonlocal changed
+            changed = True
+            self._outdate()
+
+        try:
+            self._team.observe(self.memory, placed, outdate)
+        except BaseException:
+            if not changed:
+                undo()
+            raise
 
     def _placed(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """A batch on the device of the parameters, checked."""
@@ -121,11 +135,11 @@ class Protection:
 
     def _outdate(self) -> None:
         """Before the memory changes: note the tension of the pull, which goes on unless a task ends."""
-        self._stale = True
         if not self.memory.lasting:
             if self._projector is not None:
                 self._projection.loosen(self._projector)
             self._projector = None
+        self._stale = True
 
     def refresh(self) -> None:
         """Compute the projector for everything observed so far. A pull keeps what it was protecting before."""

@@ -2,6 +2,7 @@
 
 * `base`: the interface, and the registry that files refer to
 * `state`: loading a sketch's part of a state, and describing a sketch in numbers
+* `staging`: gradients computed and checked before they are added
 * `blocks`, `gradients`: the paper's memory, a sketch of per-example gradients
 * `factors`, `others`, `layout`: the two factors of a layer, the parameters of no layer, and which sketches there are
 * `layer_products`: what a batch adds to these sketches, for single positions

@@ -15,6 +15,7 @@ from ..model.parameters import ProtectedParameters
 from ..projector.base import Projector
 from ..projector.rules import Rule
 from ..sketch import Sketch
+from .staging import Commit
 
 REGISTRY: dict[str, type["Memory"]] = {}
 """Every memory by its name, which is how files refer to it."""
@@ -51,8 +52,15 @@ class Memory(ABC):
         """The most bytes that the memory keeps for these parameters."""
 
     @abstractmethod
+    def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
+        """Compute what a batch adds to the memory, which stays as it is; the returned function adds it.
+
+        `ahead` examples of other processes come before these, and are skipped by then.
+        """
+
     def observe(self, inputs: Any, targets: Any) -> None:
         """Remember a batch: all of it, or, when an error is raised, nothing."""
+        self.stage(inputs, targets)()
 
     @abstractmethod
     def coverage(self) -> Iterator[Covered]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..coverage import Covered
 from ..errors import StorageError
@@ -25,6 +26,7 @@ from ..sketch.base import positive
 from ..sketch.columns import UNSPLIT
 from .base import Memory
 from .blocks import Block, places
+from .staging import Commit, staged_rows
 from .state import left_out, load_sketch, sketch_diagnostics
 
 
@@ -133,19 +135,27 @@ class GradientMemory(Memory):
             bytes_ += rank * width * (self.basis_dtype or dtype).itemsize + rank * rank * dtype.itemsize
         return bytes_
 
-    def observe(self, inputs: Any, targets: Any) -> None:
+    def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
         """See `Memory`."""
-        self.signals.require_finite(inputs, targets)
-        if self.offload is not None:
-            for block in self.parts:
-                block.sketch.move_(self.parameters.device)
-        for rows in self.signals.chunks(inputs, targets):
-            for block in self.parts[1:]:
-                block.sketch.require_finite(rows[:, block.place])  # before the first block takes its part
-            for block in self.parts:
-                block.sketch.observe(rows[:, block.place])
-            del rows  # or it would stay while the next chunk is made
-        self.examples += batch_size(inputs)
+        chunks = staged_rows(self.signals, inputs, targets, self._require_finite)
+
+        def commit() -> None:
+            if self.offload is not None:
+                for block in self.parts:
+                    block.sketch.move_(self.parameters.device)
+            for rows in chunks():
+                for block in self.parts[1:]:
+                    block.sketch.require_finite(rows[:, block.place])  # before the first block takes its part
+                for block in self.parts:
+                    block.sketch.observe(rows[:, block.place])
+                del rows  # or it would stay while the next chunk is made
+            self.examples += batch_size(inputs)
+
+        return commit
+
+    def _require_finite(self, rows: Tensor) -> None:
+        for block in self.parts:
+            block.sketch.require_finite(rows[:, block.place])
 
     def coverage(self) -> Iterator[Covered]:
         """See `Memory`."""

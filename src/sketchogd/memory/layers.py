@@ -26,12 +26,13 @@ from ..projector.layers import LayerPlace, LayersProjector
 from ..projector.rules import DAMPING, Pull, Rule, rule_from
 from ..seeds import derive_seed
 from ..sketch import REGISTRY as SKETCHES
-from ..sketch import ProductSketch, Sketch
+from ..sketch import ProductSketch, SecondMoment, Sketch
 from .base import Memory
 from .curvature import CURVATURES
 from .factors import LayerFactors
 from .layout import Layout, Rank
 from .others import OtherParameters
+from .staging import Commit
 from .state import load_sketch, sketch_diagnostics
 
 
@@ -146,10 +147,14 @@ class LayerMemory(Memory):
 
     # ---------------------------------------------------------------- observing
 
-    def observe(self, inputs: Any, targets: Any) -> None:
-        """See `Memory`. One forward pass and, for the sensitivities, one backward pass per logit."""
+    def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
+        """See `Memory`. One forward pass and, for the sensitivities, one backward pass per logit.
+
+        An example counts with the mean over its logits, in units of the first example's: where heads differ in size,
+        the sensitivities of later ones are scaled by the root of first over own number of logits.
+        """
         layers = [factors.layer for factors in self.factors.values()]
-        seed = derive_seed(self.seed, "signs", self.examples)
+        seed = derive_seed(self.seed, "signs", self.examples + ahead)
         reading = Reading(self.parameters.model, layers, inputs, targets, self.output, seed)
         logits, scalars = 1, targets
         if self.output is every_logit:
@@ -157,13 +162,21 @@ class LayerMemory(Memory):
             scalars = next(sign_rows(reading.logits.detach(), 1, derive_seed(seed, "rest")))
         if self.examples == 0:
             self._warn_of_unseen(reading)
-        commit = self.curvature.stage(self.factors, reading)
+        first = self.logits if self.logits and self.outputs else logits
+        scale = (first / logits) ** 0.5
+        if scale != 1.0 and self.output is every_logit:
+            scalars = scalars * scale
+        commits = [self.curvature.stage(self.factors, reading, scale)]
         if self.others is not None:
-            # These come first: a single chunk is checked by its sketch, and nothing else has changed by then.
-            self.others.observe(inputs, scalars)
-        commit()
-        self.logits = logits
-        self.examples += batch_size(inputs)
+            commits.insert(0, self.others.stage(inputs, scalars))
+
+        def commit() -> None:
+            for each in commits:
+                each()
+            self.logits = first
+            self.examples += batch_size(inputs)
+
+        return commit
 
     def _warn_of_unseen(self, reading: Reading) -> None:
         """Warn of layers whose weights move the outputs, but not by a call that was recorded."""
@@ -221,7 +234,22 @@ class LayerMemory(Memory):
         self.examples += examples
 
     def has_logits(self, logits: int) -> None:
-        """Set the number of logits per example, for a process that has seen none."""
+        """Count in so many logits per example: what was observed by another number is scaled to it.
+
+        Raises ValueError if that needs scaling and a sketch cannot be scaled.
+        """
+        if self.outputs and self.logits not in (0, logits):
+            traces = self.curvature.name == "traces"
+            for name, sketch in self.sketches():
+                if not isinstance(sketch, ProductSketch | SecondMoment):
+                    raise ValueError(
+                        f"some examples have {logits} logits and others {self.logits}, which sketches of kind "
+                        f"{type(sketch).__name__} cannot weigh against each other; use sketch=so.ProductSketch"
+                    )
+                if traces or not name.endswith(".inputs"):
+                    sketch.scale(logits / self.logits)
+            for _, counts in self.counts():
+                counts *= logits / self.logits if traces else 1.0
         self.logits = logits
 
     # ---------------------------------------------------------------- projecting
@@ -264,13 +292,14 @@ class LayerMemory(Memory):
         sketches = list(zip(self.sketches(), other.sketches(), strict=True))
         for (_, mine), (_, theirs) in sketches:
             mine.require_mergeable(theirs)
+        if other.logits:
+            self.has_logits(other.logits)
         for (_, mine), (_, theirs) in sketches:
             mine.merge(theirs)
         for (_, own), (_, added) in zip(self.counts(), other.counts(), strict=True):
             own += added.to(own.device)
         self.examples += other.examples
         self.tasks += other.tasks
-        self.logits = max(self.logits, other.logits)
 
     def held(self) -> Iterator[Held]:
         """See `Memory`."""

@@ -11,6 +11,7 @@ from ..model.parameters import ProtectedParameters
 from ..projector.base import Projector
 from ..projector.rules import BasisSpectra, Rule
 from ..sketch import Sketch
+from .staging import Commit, staged_rows
 
 
 class OtherParameters:
@@ -27,11 +28,15 @@ class OtherParameters:
         self.sketch = sketch.bind(parameters.p, parameters.dtype, parameters.device)
         self.signals = GradientSignals(parameters, output)
 
-    def observe(self, inputs: Any, targets: Any) -> None:
-        """Sketch the gradients of a batch: of all its examples or, on an error, of none."""
-        self.signals.require_finite(inputs, targets)
-        for rows in self.signals.chunks(inputs, targets):
-            self.sketch.observe(rows)
+    def stage(self, inputs: Any, targets: Any) -> Commit:
+        """Compute the gradients of a batch; the returned function sketches them."""
+        chunks = staged_rows(self.signals, inputs, targets, self.sketch.require_finite)
+
+        def commit() -> None:
+            for rows in chunks():
+                self.sketch.observe(rows)
+
+        return commit
 
     def projector(self, rule: Rule, weight: float) -> Projector | None:
         """The projector of these parameters; None where nothing is remembered of them."""

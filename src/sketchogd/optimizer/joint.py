@@ -10,11 +10,17 @@ itself; here the optimizer keeps its own. So the gradient itself is changed befo
 which is zero at the balance for every optimizer and every s > 0. For SGD with the learning rate s it is the implicit
 step on the penalty, so directions that are too stiff for an explicit one do not diverge; s need not be exact.
 
-With `every=m` the correction c = A (D − s g) / s, for m steps ahead (m s), is computed at every m-th step and added at
-each. It is then kept as the anchor is, in full or in one byte per number.
+With `every=m` the correction c = A (D − s g) / s, for m steps ahead, is computed at every m-th step and added at each.
+It is then kept as the anchor is, in full or in one byte per number. Where training settles between two corrections, m
+steps lead less far than m times one step: if a share ρ of the joint gradient is left at the end, and it fell by the
+same factor at each step, as far as m (1 − ρ) / −ln ρ of them, and s is that. With s = m steps each correction would
+take away ever less of what is left to balance. The noise of small batches hides that the mean gradient fell; then ρ is
+about 1.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +28,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..model.parameters import ProtectedParameters, local
-from ..projector.base import Anchor, Projector
+from ..projector.base import Projector
+from .finite import Finite, FiniteCheck
 from .reference import FULL, Copy
 from .step_size import step_size
 
@@ -30,17 +37,59 @@ EXPLICIT = 1e-4
 """Optimizers that evaluate a closure see g + H D, to this share of a step: their line search needs a true gradient."""
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """How gradients are scaled when a step begins: by torch.amp.GradScaler, for optimizers that take that back inside.
+
+    These are the fused ones, for which the scaler sets `grad_scale` and `found_inf` during a step. They skip a step
+    whose gradients are not finite.
+    """
+
+    factor: Tensor | None = None
+    skips: bool = False
+
+    @staticmethod
+    def of(optimizer: Optimizer) -> "Scaled":
+        """Of the step that an optimizer is about to take."""
+        return Scaled(getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None) is not None)
+
+    def unscaled(self, gradient: Tensor) -> Tensor:
+        """A gradient without the scale."""
+        return gradient if self.factor is None else gradient / self.factor.to(gradient)
+
+    def scaled(self, gradient: Tensor) -> Tensor:
+        """A gradient with the scale."""
+        return gradient if self.factor is None else gradient * self.factor.to(gradient)
+
+
+UNSCALED = Scaled()
+
+
+def settled_share(left: float, steps: int) -> float:
+    """(1 − ρ) / −ln ρ for the share ρ of a gradient that is left after some steps; at least that of a single step.
+
+    >>> settled_share(1.0, 10), round(settled_share(0.1, 10), 3), settled_share(0.0, 10)
+    (1.0, 0.391, 0.1)
+    """
+    if not left < 1:
+        return 1.0
+    return max(1 / steps, (1 - left) / -math.log(left)) if left > 0 else 1 / steps
+
+
 class JointGradient:
     """Changes gradients before a step. `correction` is kept between steps if `every` > 1, and None otherwise.
 
     Args:
         parameters: the protected parameters.
+        check: gradients that are not finite stay as they are.
     """
 
-    def __init__(self, parameters: ProtectedParameters) -> None:
+    def __init__(self, parameters: ProtectedParameters, check: FiniteCheck) -> None:
         self.parameters = parameters
+        self.check = check
         self.correction: list[Copy] | None = None
         self._since = 0
+        self._began = 0.0
 
     def reset(self) -> None:
         """Forget the correction; a new projector begins."""
@@ -73,26 +122,48 @@ class JointGradient:
             size = EXPLICIT * step_size(optimizer, self.parameters)
             wrapped = self._wrapped(closure, projector, reference, size)
             return (args[:1], {**kwargs, "closure": wrapped})
+        scaled = Scaled.of(optimizer)
         with torch.no_grad():
             if every == 1:
                 size = step_size(optimizer, self.parameters)
-                self._add(self.parameters.unflatten(self._computed(projector, reference, size)))
+                correction, finite = self._computed(projector, reference, size, scaled)
+                self._add(self.parameters.unflatten(finite.or_zero(correction)), scaled)
                 return None
             if self.correction is None or self._since >= every:
-                size = every * step_size(optimizer, self.parameters)
-                self._keep(self._computed(projector, reference, size), projector.anchor or FULL)
-            assert self.correction is not None
-            self._add([copy.tensor() for copy in self.correction])
+                self._renew(projector, reference, every, step_size(optimizer, self.parameters), scaled)
+            if self.correction is not None:
+                self._add([copy.tensor() for copy in self.correction], scaled)
         self._since += 1
         return None
 
-    def _keep(self, correction: Tensor, anchor: Anchor) -> None:
-        pieces = self.parameters.unflatten(correction)
+    def _renew(
+        self, projector: Projector, reference: Sequence[Copy], every: int, step: float, scaled: "Scaled"
+    ) -> None:
+        """Compute the correction for the steps ahead; one that is not finite leaves the last one in place."""
+        size = every * step * (1.0 if self.correction is None else settled_share(self._left(scaled), every))
+        correction, finite = self._computed(projector, reference, size, scaled)
+        if not finite:
+            return
+        pieces, anchor = self.parameters.unflatten(correction), projector.anchor or FULL
         if self.correction is None:
             self.correction = [Copy.like(piece, anchor) for piece in pieces]
         for copy, piece in zip(self.correction, pieces, strict=True):
             copy.take_(piece)
-        self._since = 0
+        self._since, self._began = 0, self._joint_norm(scaled)
+
+    def _left(self, scaled: "Scaled") -> float:
+        """ρ, how much of the joint gradient is left of what it was when the correction was made."""
+        return self._joint_norm(scaled) / self._began if self._began > 0 else 1.0
+
+    def _joint_norm(self, scaled: "Scaled") -> float:
+        """‖g + c‖ for the correction c that is kept."""
+        assert self.correction is not None
+        total = torch.zeros((), dtype=self.parameters.dtype, device=self.parameters.device)
+        for t, copy in zip(self.parameters.tensors, self.correction, strict=True):
+            c = copy.tensor()
+            joint = c if t.grad is None else c + scaled.unscaled(local(t.grad)).to(c)
+            total += torch.linalg.vector_norm(joint, dtype=total.dtype).square().to(total.device)
+        return float(total.sqrt())
 
     def _wrapped(
         self, closure: Callable[[], Any], projector: Projector, reference: Sequence[Copy], size: float
@@ -100,13 +171,16 @@ class JointGradient:
         def joint() -> Any:
             loss = closure()
             with torch.no_grad():
-                self._add(self.parameters.unflatten(self._computed(projector, reference, size)))
+                correction, finite = self._computed(projector, reference, size, UNSCALED)
+                self._add(self.parameters.unflatten(finite.or_zero(correction)), UNSCALED)
             return loss
 
         return joint
 
-    def _computed(self, projector: Projector, reference: Sequence[Copy], size: float) -> Tensor:
-        """A (D − s g) / s (width,)."""
+    def _computed(
+        self, projector: Projector, reference: Sequence[Copy], size: float, scaled: "Scaled"
+    ) -> tuple[Tensor, Finite]:
+        """A (D − s g) / s (width,), and whether it is finite."""
         parameters = self.parameters
         v = torch.empty(parameters.width, dtype=parameters.dtype, device=parameters.device)
         for (t, place), anchor in zip(parameters.slices(), reference, strict=True):
@@ -114,13 +188,14 @@ class JointGradient:
             out.copy_(local(t))
             anchor.subtract_from_(out)
             if t.grad is not None:
-                out.sub_(local(t.grad).to(out), alpha=size)
-        return projector.protected_part_(v, size).div_(size)
+                out.sub_(scaled.unscaled(local(t.grad)).to(out), alpha=size)
+        correction = projector.protected_part_(v, size).div_(size)
+        return correction, self.check.of(correction.sum(), scaled.skips)
 
-    def _add(self, correction: Sequence[Tensor]) -> None:
+    def _add(self, correction: Sequence[Tensor], scaled: "Scaled") -> None:
         for t, piece in zip(self.parameters.tensors, correction, strict=True):
             if t.grad is not None:
-                local(t.grad).add_(piece.to(t.device))
+                local(t.grad).add_(scaled.scaled(piece.to(t.device)))
             elif bool(piece.any()):
                 # Without a gradient an optimizer passes a parameter by; it must move where the pull says so.
                 t.grad = torch.zeros_like(t)
