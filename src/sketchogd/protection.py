@@ -25,7 +25,7 @@ from .model.parameters import ProtectedParameters, local
 from .optimizer.hooks import UpdateProjection
 from .optimizer.reference import FULL, Copy
 from .projector.base import Anchor, Projector
-from .storage import file, restore
+from .storage import file, fingerprint, restore
 
 
 class Protection:
@@ -59,6 +59,8 @@ class Protection:
         self._projector: Projector | None = None
         self._stale = False
         self._weight, self._examples = 1.0, 0
+        self._saved_beside: Any = None
+        self._newcomers: set[str] = set()
         self._projection = UpdateProjection(parameters, self._current_projector, every)
         self._projection.attach(optimizer)
         try:
@@ -109,6 +111,7 @@ class Protection:
 
     def _observe(self, batches: Iterable[Batch]) -> None:
         self.parameters.require_unchanged()
+        self._require_known()
         placed = (self._placed(inputs, targets) for inputs, targets in batches)
         undo, changed = self._projection.settle_for_now(), False
 
@@ -123,6 +126,30 @@ class Protection:
             if not changed:
                 undo()
             raise
+
+    def _require_known(self) -> None:
+        """Warn of parameters that joined the model, and of weights that are not those that a file was saved beside."""
+        new = [name for name in self.parameters.newcomers() if name not in self._newcomers]
+        if new:
+            self._newcomers.update(new)
+            warnings.warn(
+                f"{len(new)} parameter(s) were added to the model, or unfrozen, since it was protected, and are NOT "
+                f"PROTECTED: {', '.join(new[:5])}{', …' if len(new) > 5 else ''}. To protect them, call "
+                "protection.detach() and protect the model again, with a new memory; or leave them out: parameters=",
+                ProtectionWarning,
+                stacklevel=4,
+            )
+        self._require_weights()
+
+    def _require_weights(self) -> None:
+        found, self._saved_beside = self._saved_beside, None
+        if found is not None and not fingerprint.is_of(found, self.parameters):
+            warnings.warn(
+                "the weights are not those that the memory was saved beside, so what it remembers is not what the "
+                "model knows. Load the weights that belong to it: save both together, inside protection.settled()",
+                ProtectionWarning,
+                stacklevel=5,
+            )
 
     def _placed(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """A batch on the device of the parameters, checked."""
@@ -170,6 +197,8 @@ class Protection:
         return self._projector
 
     def _current_projector(self) -> Projector | None:
+        if self._saved_beside is not None:
+            self._require_weights()
         if self._stale and self._projector is None:
             self._renew()
         return self._projector
@@ -331,6 +360,8 @@ class Protection:
         state = self.memory.state_dict()
         flags = {"stale": self._stale, "remembered": self._projector is not None}
         meta = {"format": file.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
+        weights = fingerprint.fingerprint(self.parameters)
+        meta |= {} if weights is None else {"weights": weights}
         anchor = self._projection.reference if self.memory.rule.anchor is not None else None
         copies = zip(self.parameters.names, anchor or (), strict=False)
         parts = {restore.ANCHOR + name + suffix: part for name, copy in copies for suffix, part in copy.parts()}
@@ -363,10 +394,12 @@ class Protection:
         self._team.complete(self.memory)
         if isinstance(other, Protection):
             other._state()  # settles, and completes what several processes share
-            memory = other.memory
+            memory, self._saved_beside = other.memory, fingerprint.fingerprint(other.parameters)
         else:
             meta, tensors = self._team.from_checkpoint(*self._team.read(other))
             memory, _ = restore.contents(meta, tensors, self.parameters, self._output)
+            self._saved_beside = meta.get("weights")
+        self._require_weights()
         self._outdate()
         self.memory.merge(memory)
         self.refresh()
@@ -379,6 +412,7 @@ class Protection:
         self._team.share(loaded)
         self.memory, self._reason = loaded, None
         self._projector, self._stale = None, bool(meta["stale"])
+        self._saved_beside = meta.get("weights")
         if meta["remembered"]:
             self._refresh()
         if anchor:

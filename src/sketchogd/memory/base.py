@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from ..coverage import Covered
+from ..errors import ProtectionError
 from ..ledger import Held
 from ..model.batches import Output
 from ..model.parameters import ProtectedParameters
@@ -32,6 +33,8 @@ class Memory(ABC):
             REGISTRY[cls.name] = cls
 
     parameters: ProtectedParameters
+    bound: bool = False
+    """Whether it belongs to a model."""
     examples: int = 0
     """How many examples were observed."""
 
@@ -43,9 +46,23 @@ class Memory(ABC):
     def lasting(self) -> bool:
         """Whether a projector stays valid when the memory observes more, because it has a basis of its own."""
 
-    @abstractmethod
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
-        """Allocate for these parameters. `output` is the scalar to remember; None means the memory's own default."""
+        """Allocate for these parameters. `output` is the scalar to remember; None means the memory's own default.
+
+        Raises ProtectionError if the memory is bound already, since it would forget or mix what it remembers.
+        """
+        if self.bound:
+            raise ProtectionError(
+                f"this {type(self).__name__} belongs to a protection already, and one memory cannot serve two. Make "
+                "another with the same settings; what this one remembers can be saved, and loaded or merged there"
+            )
+        self.parameters = parameters
+        self._bind(parameters, output)
+        self.bound = True
+
+    @abstractmethod
+    def _bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
+        """Allocate; see `bind`."""
 
     @abstractmethod
     def cost(self, parameters: ProtectedParameters) -> int:

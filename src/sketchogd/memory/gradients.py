@@ -97,9 +97,8 @@ class GradientMemory(Memory):
         """See `Memory`."""
         return self.basis_dtype is not None or self.offload is not None
 
-    def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
+    def _bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; the default output is the true logit."""
-        self.parameters = parameters
         needed = self.cost(parameters)
         if self.limit is not None and needed > self.limit:
             raise ValueError(

@@ -133,9 +133,8 @@ class LayerMemory(Memory):
         """See `Memory`."""
         return self._layout.cost(parameters)
 
-    def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
+    def _bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; the default output is every logit."""
-        self.parameters = parameters
         self.output = output or every_logit
         self.factors = self._layout.factors(parameters)
         found = self._layout.of_no_layer(parameters)

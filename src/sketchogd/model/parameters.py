@@ -63,6 +63,7 @@ class ProtectedParameters:
 
     def __init__(self, model: nn.Module, selection: Selection = None) -> None:
         self.model = model
+        self._selection = selection
         chosen = _select(model, selection)
         for name, parameter in chosen:
             if parameter.is_complex():
@@ -156,6 +157,11 @@ class ProtectedParameters:
                 f"the model changed since it was protected: parameter {name!r} {what}. Call protection.detach() and "
                 "protect the model again; a saved memory can be loaded if names and shapes fit"
             )
+
+    def newcomers(self) -> list[str]:
+        """Return the names of parameters that would be selected by now, and are not among these: added, or unfrozen."""
+        mine = {id(t) for t in self.tensors}
+        return [name for name, parameter in _select(self.model, self._selection) if id(parameter) not in mine]
 
     def describe(self) -> list[dict[str, Any]]:
         """Return names and shapes in the form in which files store them."""

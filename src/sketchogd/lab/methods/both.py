@@ -71,9 +71,9 @@ class Both(Memory):
         """False: the layer memory's eigenvectors overwrite its sketches."""
         return False
 
-    def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
+    def _bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; without an output, every logit for the layers and the true one for the gradients."""
-        self.parameters, self.output = parameters, output
+        self.output = output
         for memory in (self.layers, self.gradients):
             memory.bind(parameters, output)
 
