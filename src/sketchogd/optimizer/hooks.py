@@ -26,7 +26,7 @@ from .anchor import relaxed, tension
 from .finite import FiniteCheck
 from .joint import JointGradient
 from .meter import Meter
-from .reference import FULL, Copy
+from .reference import FULL, Copy, displacement
 from .step_size import learning_rate, projects_gradients, pulls_updates, step_size
 from .unsettled import UnsettledHooks
 from .warn import guard, protector, unguard, warn_of_broken_step, warn_of_unprotected_steps
@@ -187,7 +187,7 @@ class UpdateProjection:
         projector = self.provide()
         travelled, self.pending, self._travelled = self._travelled, 0, 0.0
         self._unsettled.disarm()
-        v = self._displacement(self.reference)
+        v = displacement(self.parameters, self.reference)
         if self.every == 1 and (projector is None or projector.anchor is None):
             self.reference = None  # a copy is kept between steps only where steps are projected together
         if projector is None:
@@ -260,17 +260,8 @@ class UpdateProjection:
         """
         if self.mode == "joint" and self.reference is not None:
             with torch.no_grad():
-                return float(self._displacement(self.reference).norm())
+                return float(displacement(self.parameters, self.reference).norm())
         return float(self.meter.moved)
-
-    def _displacement(self, reference: list[Copy]) -> Tensor:
-        """The weights less the reference, as a vector."""
-        v = torch.empty(self.parameters.width, dtype=self.parameters.dtype, device=self.parameters.device)
-        for (parameter, place), before in zip(self.parameters.slices(), reference, strict=True):
-            out = v[place].view(before.numbers.shape)
-            out.copy_(local(parameter))
-            before.subtract_from_(out)
-        return v
 
     def _project_gradients(self, projector: Projector, rate: float) -> None:
         def subtract(part: Tensor) -> None:
@@ -305,7 +296,7 @@ class UpdateProjection:
     def loosen(self, projector: Projector) -> None:
         """Before a projector is outdated, note the tension of its pull; see `anchor`."""
         if projector.anchor is not None and self.reference is not None and self._tension is None:
-            self._tension = tension(projector, self._displacement(self.reference))
+            self._tension = tension(projector, displacement(self.parameters, self.reference))
 
     @torch.no_grad()
     def renew(self, projector: Projector, weight: float) -> None:

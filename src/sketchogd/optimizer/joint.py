@@ -12,13 +12,12 @@ step on the penalty, so directions that are too stiff for an explicit one do not
 
 With `every=m` the correction c = A (D − s g) / s, for m steps ahead, is computed at every m-th step and added at each.
 It is then kept as the anchor is, in full or in one byte per number. Where training settles between two corrections, m
-steps lead less far than m times one step: if a share ρ of the joint gradient is left at the end, and it fell by the
-same factor at each step, as far as m (1 − ρ) / −ln ρ of them, and s is that. With s = m steps each correction would
-take away ever less of what is left to balance. The noise of small batches hides that the mean gradient fell; then ρ is
-about 1.
+steps lead less far than m times one step, and with s = m steps each correction would take away ever less of what is
+left to balance. So where less than half of the joint gradient is left at the end, s is how far they led for it: the
+distance that they moved the weights over the norm of the joint gradient that they began with, within one and m steps.
+The noise of small batches hides that the mean gradient fell, and s is m steps then.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,7 @@ from torch.optim import Optimizer
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Projector
 from .finite import Finite, FiniteCheck
-from .reference import FULL, Copy
+from .reference import FULL, Copy, displacement
 from .step_size import step_size
 
 EXPLICIT = 1e-4
@@ -65,15 +64,22 @@ class Scaled:
 UNSCALED = Scaled()
 
 
-def settled_share(left: float, steps: int) -> float:
-    """(1 − ρ) / −ln ρ for the share ρ of a gradient that is left after some steps; at least that of a single step.
+SETTLED = 0.5
+"""Where less than this share of the joint gradient is left, training has settled between two corrections."""
 
-    >>> settled_share(1.0, 10), round(settled_share(0.1, 10), 3), settled_share(0.0, 10)
-    (1.0, 0.391, 0.1)
+SUMS = 64
+"""So many sums stand for a displacement, to tell how far it moved on."""
+
+
+def signed_sums(v: Tensor) -> Tensor:
+    """Return sums (SUMS,) of entries of v with random signs; the expected square of their norm is that of v.
+
+    >>> signed_sums(torch.tensor([3.0, 4.0])).norm()
+    tensor(5.)
     """
-    if not left < 1:
-        return 1.0
-    return max(1 / steps, (1 - left) / -math.log(left)) if left > 0 else 1 / steps
+    rows = torch.nn.functional.pad(v, (0, -len(v) % SUMS)).view(-1, SUMS)
+    signs = torch.randint(0, 2, (len(rows),), generator=torch.Generator().manual_seed(0), dtype=torch.int8) * 2 - 1
+    return signs.to(rows) @ rows
 
 
 class JointGradient:
@@ -90,6 +96,7 @@ class JointGradient:
         self.correction: list[Copy] | None = None
         self._since = 0
         self._began = 0.0
+        self._from = torch.zeros(SUMS)
 
     def reset(self) -> None:
         """Forget the correction; a new projector begins."""
@@ -140,7 +147,10 @@ class JointGradient:
         self, projector: Projector, reference: Sequence[Copy], every: int, step: float, scaled: "Scaled"
     ) -> None:
         """Compute the correction for the steps ahead; one that is not finite leaves the last one in place."""
-        size = every * step * (1.0 if self.correction is None else settled_share(self._left(scaled), every))
+        here = signed_sums(displacement(self.parameters, reference))
+        size = every * step
+        if self.correction is not None and self._joint_norm(scaled) < SETTLED * self._began:
+            size = min(size, max(step, float((here - self._from).norm()) / self._began))
         correction, finite = self._computed(projector, reference, size, scaled)
         if not finite:
             return
@@ -149,11 +159,7 @@ class JointGradient:
             self.correction = [Copy.like(piece, anchor) for piece in pieces]
         for copy, piece in zip(self.correction, pieces, strict=True):
             copy.take_(piece)
-        self._since, self._began = 0, self._joint_norm(scaled)
-
-    def _left(self, scaled: "Scaled") -> float:
-        """ρ, how much of the joint gradient is left of what it was when the correction was made."""
-        return self._joint_norm(scaled) / self._began if self._began > 0 else 1.0
+        self._since, self._from, self._began = 0, here, self._joint_norm(scaled)
 
     def _joint_norm(self, scaled: "Scaled") -> float:
         """‖g + c‖ for the correction c that is kept."""
@@ -181,13 +187,10 @@ class JointGradient:
         self, projector: Projector, reference: Sequence[Copy], size: float, scaled: "Scaled"
     ) -> tuple[Tensor, Finite]:
         """A (D − s g) / s (width,), and whether it is finite."""
-        parameters = self.parameters
-        v = torch.empty(parameters.width, dtype=parameters.dtype, device=parameters.device)
-        for (t, place), anchor in zip(parameters.slices(), reference, strict=True):
-            out = v[place].view(anchor.numbers.shape)
-            out.copy_(local(t))
-            anchor.subtract_from_(out)
+        v = displacement(self.parameters, reference)
+        for (t, place), anchor in zip(self.parameters.slices(), reference, strict=True):
             if t.grad is not None:
+                out = v[place].view(anchor.numbers.shape)
                 out.sub_(scaled.unscaled(local(t.grad)).to(out), alpha=size)
         correction = projector.protected_part_(v, size).div_(size)
         return correction, self.check.of(correction.sum(), scaled.skips)
