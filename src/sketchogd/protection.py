@@ -61,7 +61,7 @@ class Protection:
         self._weight, self._examples = 1.0, 0
         self._saved_beside: Any = None
         self._newcomers: set[str] = set()
-        self._projection = UpdateProjection(parameters, self._current_projector, every)
+        self._projection = UpdateProjection(parameters, self._for_step, every)
         self._projection.attach(optimizer)
         try:
             team.require_fit(memory)
@@ -196,9 +196,12 @@ class Protection:
         self._weight, self._examples = self.memory.weight, self.memory.examples
         return self._projector
 
-    def _current_projector(self) -> Projector | None:
+    def _for_step(self) -> Projector | None:
         if self._saved_beside is not None:
             self._require_weights()
+        return self._current_projector()
+
+    def _current_projector(self) -> Projector | None:
         if self._stale and self._projector is None:
             self._renew()
         return self._projector
@@ -360,8 +363,6 @@ class Protection:
         state = self.memory.state_dict()
         flags = {"stale": self._stale, "remembered": self._projector is not None}
         meta = {"format": file.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
-        weights = fingerprint.fingerprint(self.parameters)
-        meta |= {} if weights is None else {"weights": weights}
         anchor = self._projection.reference if self.memory.rule.anchor is not None else None
         copies = zip(self.parameters.names, anchor or (), strict=False)
         parts = {restore.ANCHOR + name + suffix: part for name, copy in copies for suffix, part in copy.parts()}
@@ -377,7 +378,8 @@ class Protection:
         With several processes, all call it and process 0 writes, with split tensors gathered in its main memory.
         """
         meta, tensors = self._state()
-        self._team.save(path, meta, tensors)
+        weights = fingerprint.fingerprint(self.parameters)
+        self._team.save(path, meta if weights is None else {**meta, "weights": weights}, tensors)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replace what is remembered by the contents of a file that `save` wrote; all or nothing."""
