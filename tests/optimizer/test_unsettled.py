@@ -92,6 +92,16 @@ def test_no_hook_is_on_the_model_unless_steps_wait():
     assert not model._state_dict_pre_hooks
 
 
+def test_training_in_eval_mode_is_no_evaluation():
+    """As with frozen statistics: only a call without gradients is one."""
+    model, optimizer, protection = waiting(steps=10)
+    model.eval()
+    train(model, optimizer, 5)
+    assert protection.pending == 5
+    with pytest.warns(so.ProtectionWarning, match="is evaluated"):
+        evaluate(model)
+
+
 def test_long_training_with_nothing_remembered_is_said_once(monkeypatch):
     monkeypatch.setattr(hooks, "LONG", 5)
     model = nn.Linear(6, 3)

@@ -25,9 +25,11 @@ class UnsettledHooks:
         self._hook = _Hook(self)
         self._handles: list[Any] = []
         self._warned = False
+        self.trains = True
 
     def arm(self) -> None:
-        """Watch the model; from the first step that waits."""
+        """Watch the model, after every step that waits; the mode it has then is the one it trains in."""
+        self.trains = self._model.training
         if not self._handles and not self._warned:
             self._handles = [
                 self._model.register_forward_pre_hook(self._hook.forward),
@@ -60,14 +62,20 @@ class _Hook:
     def __init__(self, owner: UnsettledHooks | None) -> None:
         self._owner = None if owner is None else weakref.ref(owner)
 
+    def _living(self) -> UnsettledHooks | None:
+        return None if self._owner is None else self._owner()
+
     def _warn(self, what: str) -> None:
-        owner = None if self._owner is None else self._owner()
+        owner = self._living()
         if owner is not None:
             owner.warn(what)
 
     def forward(self, module: nn.Module, args: Any) -> None:
-        if not (module.training and torch.is_grad_enabled()) and not torch.compiler.is_compiling():
-            self._warn("is evaluated")
+        if (module.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+            return
+        owner = self._living()
+        if owner is not None and (owner.trains or not torch.is_grad_enabled()):
+            owner.warn("is evaluated")
 
     def state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
         self._warn("gives its state_dict")
