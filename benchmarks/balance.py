@@ -106,20 +106,23 @@ def train(make: Callable[[Any], torch.optim.Optimizer], every: int, steps: int, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=3000, help="of training; LBFGS takes a fiftieth")
+    parser.add_argument("--every", type=int, nargs="+", default=[1, 10, 100], help="steps between two pulls")
+    parser.add_argument("--constant", action="store_true", help="also with a rate that does not fall")
     options = parser.parse_args()
     print("A rate that falls to almost nothing:\n")
-    print("| optimizer | mode | `every=1` | `every=10` |\n|---|---|---:|---:|")
+    print("| optimizer | mode | " + " | ".join(f"`every={m}`" for m in options.every) + " |")
+    print("|---|---|" + "---:|" * len(options.every), flush=True)
     for name, make in OPTIMIZERS.items():
         steps = options.steps // (50 if name == "LBFGS" else 1)
-        one, ten = train(make, 1, steps), train(make, 10, steps)
-        print(f"| {name} | {one.mode} | {one.imbalance:.0e} | {ten.imbalance:.0e} |", flush=True)
-    print("\nFew pulls:\n")
-    print("| optimizer | `every` | rate | steps | imbalance | step size at the end |\n|---|---:|---|---:|---:|---:|")
-    for name in ("SGD", "AdamW"):
-        for every, falling, times in ((10, False, 1), (100, True, 1), (100, False, 1), (100, False, 10)):
-            steps, rate = options.steps * times, "falling" if falling else "constant"
-            ended = train(OPTIMIZERS[name], every, steps, falling)
-            cells = [name, every, rate, f"{steps:,}", f"{ended.imbalance:.2g}", f"{ended.step_size:.2g}"]
+        ended = [train(make, every, steps) for every in options.every]
+        print(f"| {name} | {ended[0].mode} | " + " | ".join(f"{e.imbalance:.0e}" for e in ended) + " |", flush=True)
+    if options.constant:
+        print("\nA rate that stays:\n")
+        print("| optimizer | `every` | steps | imbalance | step size at the end |\n|---|---:|---:|---:|---:|")
+    for name in ("SGD", "AdamW") if options.constant else ():
+        for every in options.every[1:]:
+            last = train(OPTIMIZERS[name], every, options.steps, falling=False)
+            cells = [name, every, f"{options.steps:,}", f"{last.imbalance:.2g}", f"{last.step_size:.2g}"]
             print(f"| {' | '.join(map(str, cells))} |", flush=True)
     print(f"\n{os.cpu_count()} CPU cores, {torch.get_num_threads()} thread(s), torch {torch.__version__}")
 

@@ -13,7 +13,7 @@ are `lab` (data, streams, methods, runs, records, pages), `paper` (SketchOGD's p
 
 * `protect`: builds a `Protection` (`protection`), which takes a batch through these folders
 * `budget`: from bytes to a memory; `ledger`: every tensor kept, with its bytes
-* `seeds`, `errors`: random numbers from a seed alone; what is raised and warned of
+* `seeds`, `errors`: random numbers from a seed alone; what is raised and warned of; `interrupts`: holding Ctrl-C back
 """
 
 from . import distributed, theory

@@ -1,5 +1,7 @@
 """`protect`: unwrap the model, choose the parameters and a memory, and attach a `Protection` to the optimizer."""
 
+import sys
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,7 @@ from torch.optim import Optimizer
 
 from .budget import memory_for
 from .distributed.team import Alone, Team
+from .errors import ProtectionWarning
 from .memory import GradientMemory, Memory
 from .model.batches import Output
 from .model.norms import HoldStatistics
@@ -111,10 +114,27 @@ def _team(
 ) -> Team:
     """This process alone, or the processes of a group, which compare these settings."""
     if group is None and not shard and not parameters.split:
+        _warn_if_wrapped_elsewhere()
         return Alone()
     from .distributed.processes import Processes  # imports DTensor, which takes a second
 
     return Processes(parameters, group, shard, settings)
+
+
+def _warn_if_wrapped_elsewhere() -> None:
+    """Warn where several processes run and the model does not tell whether they train it together."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    if distributed.get_world_size() > 1:
+        warnings.warn(
+            f"{distributed.get_world_size()} processes run, and the model is neither DDP nor FSDP2, so that this "
+            "process protects it alone. If they train one model together (if this is the module inside of a wrapped "
+            "one, for instance), replicas would drift apart: pass the wrapped model, or "
+            "group=torch.distributed.group.WORLD. If each trains a model of its own, filter this warning",
+            ProtectionWarning,
+            stacklevel=4,
+        )
 
 
 def _unwrapped(model: nn.Module, group: "ProcessGroup | None") -> tuple[nn.Module, "ProcessGroup | None"]:

@@ -29,7 +29,7 @@ from .optimizer.hooks import UpdateProjection
 from .optimizer.kinds import require_optimizer
 from .optimizer.reference import FULL, Copy
 from .projector.base import Anchor, Projector
-from .storage import file, restore
+from .storage import file, fingerprint, restore
 
 
 class Protection:
@@ -65,7 +65,9 @@ class Protection:
         self._projector: Projector | None = None
         self._stale = False
         self._weight, self._examples = 1.0, 0
-        self._projection = UpdateProjection(parameters, self._current_projector, every)
+        self._saved_beside: Any = None
+        self._newcomers: set[str] = set()
+        self._projection = UpdateProjection(parameters, self._for_step, every)
         self._statistics = Statistics(parameters, buffers)
         self._projection.attach(optimizer)
         try:
@@ -86,9 +88,10 @@ class Protection:
         are keyword inputs, as the collators of transformers make them), or inputs alone where no targets are needed.
         Of (inputs, targets, task) the numbers of tasks are left out if the model takes one input. Padding is not
         remembered, and labels of language models are read as the model's own loss reads them (docs/outputs.md).
-        `examples` limits how many are taken, in the order they come. With several processes, all call it, each with
-        examples of its own, or with none; what a DistributedSampler repeats is left out. From the first call on running
-        statistics are held (`HoldStatistics`).
+        `examples` limits how many are taken, in the order they come. Where a batch is refused, those before it are
+        kept, and the task is not ended. With several processes, all call it, each with examples of its own, or with
+        none; what a DistributedSampler repeats is left out. From the first call on running statistics are held
+        (`HoldStatistics`).
         """
         require_batches(batches, examples)
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
@@ -109,7 +112,9 @@ class Protection:
         self._refresh()
 
     def observe(self, inputs: Any, targets: Any = None) -> None:
-        """Remember one batch without ending a task: all of it or, on an error, nothing.
+        """Remember one batch without ending a task: all of it or, on an error or Ctrl-C, nothing.
+
+        A refused batch changes nothing at all: steps that wait go on waiting, and the projector stays in use.
 
         The projector takes it into account from the next `refresh`, which the next optimizer step calls by itself
         unless the projector has a basis of its own. A pull then keeps what it was protecting before
@@ -121,9 +126,45 @@ class Protection:
     def _observe(self, batches: Iterable[Batch]) -> None:
         self.parameters.require_gradients()
         self.parameters.require_unchanged()
-        self.settle()
+        self._require_known()
         placed = (self._placed(inputs, targets) for inputs, targets in batches)
-        self._team.observe(self.memory, placed, self._outdate)
+        undo, changed = self._projection.settle_for_now(), False
+
+        def outdate() -> None:
+            nonlocal changed
+            changed = True
+            self._outdate()
+
+        try:
+            self._team.observe(self.memory, placed, outdate)
+        except BaseException:
+            if not changed:
+                undo()
+            raise
+
+    def _require_known(self) -> None:
+        """Warn of parameters that joined the model, and of weights that are not those that a file was saved beside."""
+        new = [name for name in self.parameters.newcomers() if name not in self._newcomers]
+        if new:
+            self._newcomers.update(new)
+            warnings.warn(
+                f"{len(new)} parameter(s) were added to the model, or unfrozen, since it was protected, and are NOT "
+                f"PROTECTED: {', '.join(new[:5])}{', …' if len(new) > 5 else ''}. To protect them, call "
+                "protection.detach() and protect the model again, with a new memory; or leave them out: parameters=",
+                ProtectionWarning,
+                stacklevel=4,
+            )
+        self._require_weights()
+
+    def _require_weights(self) -> None:
+        found, self._saved_beside = self._saved_beside, None
+        if found is not None and not fingerprint.is_of(found, self.parameters):
+            warnings.warn(
+                "the weights are not those that the memory was saved beside, so what it remembers is not what the "
+                "model knows. Load the weights that belong to it: save both together, inside protection.settled()",
+                ProtectionWarning,
+                stacklevel=5,
+            )
 
     def _placed(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """A batch on the device of the parameters, checked."""
@@ -136,11 +177,11 @@ class Protection:
 
     def _outdate(self) -> None:
         """Before the memory changes: note the tension of the pull, which goes on unless a task ends."""
-        self._stale = True
         if not self.memory.lasting:
             if self._projector is not None:
                 self._projection.loosen(self._projector)
             self._projector = None
+        self._stale = True
 
     def refresh(self) -> None:
         """Compute the projector for everything observed so far. A pull keeps what it was protecting before."""
@@ -169,6 +210,11 @@ class Protection:
         self._projector, self._stale = self.memory.projector(), False
         self._weight, self._examples = self.memory.weight, self.memory.examples
         return self._projector
+
+    def _for_step(self) -> Projector | None:
+        if self._saved_beside is not None:
+            self._require_weights()
+        return self._current_projector()
 
     def _current_projector(self) -> Projector | None:
         if self._stale and self._projector is None:
@@ -386,7 +432,8 @@ class Protection:
         """
         self._team.require_writable(path)
         meta, tensors = self._state()
-        self._team.save(path, meta, tensors)
+        weights = fingerprint.fingerprint(self.parameters)
+        self._team.save(path, meta if weights is None else {**meta, "weights": weights}, tensors)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replace what is remembered by the contents of a file that `save` wrote; all or nothing."""
@@ -402,10 +449,11 @@ class Protection:
         self._team.complete(self.memory)
         if isinstance(other, Protection):
             other._team.complete(other.memory)
-            memory = other.memory
+            memory, beside = other.memory, fingerprint.fingerprint(other.parameters)
         else:
             meta, tensors = self._team.read(other)
             restore.require_meta(meta)
+            beside = meta.get("weights")
             meta, tensors = self._team.from_checkpoint(meta, tensors)
             memory = restore.contents(meta, tensors, self.parameters, self._output).memory
         merged = restore.copied(self.memory, self.parameters, self._output)
@@ -414,6 +462,8 @@ class Protection:
             restore.tried(merged)
         self._team.share(merged)
         self.settle()
+        self._saved_beside = beside
+        self._require_weights()
         self._outdate()
         self.memory = merged
         self.refresh()
@@ -431,6 +481,7 @@ class Protection:
         self._weight, self._examples = (
             (1.0, 0) if restored.projector is None else (self.memory.weight, self.memory.examples)
         )
+        self._saved_beside = meta.get("weights")
         self._statistics.load(meta, bool(meta["remembered"]))
         self._projection.reset()
         if restored.anchor:

@@ -194,6 +194,9 @@ class Rows:
     def __init__(self):
         self.rows = []
 
+    def require_finite(self, rows):
+        assert bool(rows.isfinite().all())
+
     def observe(self, rows):
         self.rows.append(rows)
 

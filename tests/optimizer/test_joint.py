@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import sketchogd as so
+from sketchogd.optimizer.joint import SUMS, signed_sums
 
 
 class Lion(torch.optim.Optimizer):
@@ -109,6 +110,17 @@ def test_training_ends_at_the_balance_for_every_optimizer(name, every):
     trained = Trained(OPTIMIZERS[name], every).train(3000)
     assert trained.imbalance() < 0.05
     assert (trained.model.weight - trained.before).norm() > 0.1  # and the new task was learned
+
+
+@pytest.mark.parametrize("name", ["adamw", "adadelta", "dampening"])
+def test_few_corrections_end_at_the_balance_too(name):
+    """Training settles between two of thirty corrections, so that m steps lead less far than m times one."""
+    assert Trained(OPTIMIZERS[name], every=100).train(3000).imbalance() < 1e-3
+
+
+def test_how_far_a_displacement_moved_is_known_from_a_few_sums():
+    v = torch.randn(20_000, generator=torch.Generator().manual_seed(1))
+    assert float(signed_sums(v).norm() / v.norm()) == pytest.approx(1.0, abs=3 / (2 * SUMS) ** 0.5)
 
 
 def test_the_balance_holds_for_a_stiff_pull():

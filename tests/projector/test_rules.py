@@ -27,14 +27,15 @@ def test_short_forms_of_a_layer_memory_are_rules(keywords, rule):
     rule = rule.with_usual(RELATIVE_STRENGTH)
     assert short.rule == long.rule == rule
     assert short.settings() == long.settings()
-    assert so.LayerMemory.from_meta({"settings": long.settings()}).rule == rule
+    counted = {"memory": "layers", "examples": 0, "tasks": 0, "logits": 0, "sketches": {}}
+    assert so.LayerMemory.from_meta({"settings": long.settings(), **counted}).rule == rule
 
 
 @pytest.mark.parametrize("rule", [so.Project(), so.Shrink(0.3), so.Pull(3.0), so.Pull(1.0, anchor_dtype="int8")])
 def test_a_gradient_memory_has_every_rule_and_says_so_in_files(rule):
     memory = so.GradientMemory(so.ProductSketch(5), rule=rule)
-    sketch = {"sketch": "product", "settings": memory.sketch.settings()}
-    assert so.GradientMemory.from_meta({"settings": memory.settings(), "sketch": sketch}).rule == rule
+    memory.bind(so.ProtectedParameters(nn.Linear(3, 2)), None)
+    assert so.GradientMemory.from_meta(memory.state_dict()["meta"]).rule == rule
     assert repr(rule).split("(")[0] in repr(so.LayerMemory(4, rule=rule))
 
 

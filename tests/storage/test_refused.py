@@ -175,7 +175,8 @@ def test_merging_is_all_or_nothing_between_protections_too():
         subject.protection.merge(other.protection)
     assert differing(before, subject.everything()) == []
     assert differing(theirs, other.everything()) == []
-    subject.protection.merge(Subject("layers", seed=2).protection)
+    with pytest.warns(so.ProtectionWarning, match="saved beside"):
+        subject.protection.merge(Subject("layers", seed=2).protection)
     assert subject.protection.memory.examples == 48
 
 
@@ -189,7 +190,8 @@ def test_loading_begins_anew_where_nothing_was_remembered(tmp_path):
     subject.protection.load(path)
     assert subject.protection.projector is None
     assert subject.protection.memory.examples == 0
-    subject.protection.remember([batch(3)])
+    with pytest.warns(so.ProtectionWarning, match="saved beside"):
+        subject.protection.remember([batch(3)])
     subject.train(2)
 
 

@@ -14,7 +14,7 @@ from sketchogd.cli.options import friendly
 from sketchogd.errors import StorageError
 from sketchogd.storage import restore
 
-_NUMBERS: dict[str, Callable[[int, int], int]] = {"tasks": int.__add__, "logits": max}
+_NUMBERS: dict[str, Callable[[int, int], int]] = {"tasks": int.__add__, "logits": max}  # one may be 0
 """Other numbers that a layer memory counts, and how two of them are merged."""
 
 State = tuple[dict[str, Any], dict[str, Tensor]]
@@ -71,6 +71,7 @@ def merged(named: Sequence[tuple[str, State]]) -> State:
     found = {f"{key}.{part}": t for key, state in states.items() for part, t in state["tensors"].items()}
     of_sketches: dict[str, Any] = {key: state["meta"] for key, state in states.items()}
     whole = {**meta, "examples": examples, "remembered": remembered, "stale": stale}
+    whole.pop("weights", None)  # each was saved beside weights of its own
     whole |= {"sketch": of_sketches["sketch"]} if "sketch" in meta else {"sketches": of_sketches}
     return whole, {**found, **counts}
 
@@ -85,3 +86,8 @@ def _require_same(first: str, mine: Mapping[str, Any], name: str, theirs: Mappin
         if mine[key] != theirs[key]:
             shown = "" if key == "parameters" else f": {theirs[key]} and {mine[key]}"
             raise StorageError(f"{name} cannot be merged with {first}: they are of different {what}{shown}")
+    if mine.get("logits") and theirs.get("logits") and mine["logits"] != theirs["logits"]:
+        raise StorageError(
+            f"{name} cannot be merged with {first} without the model: their examples have {theirs['logits']} and "
+            f"{mine['logits']} logits. Load one of them in Python and call protection.merge(file)"
+        )

@@ -67,14 +67,14 @@ def observe(p: int, k: int, R: int, b: int, s: int = 4, layout: str = "flat") ->
     """Return the traffic of one round of observing; in the layout "whole" a round is a batch."""
     said = Traffic(all_gather=8 * R)
     if layout == "whole":
-        return said
+        return said * 2  # before anything is added, each says that it can
     if layout == "flat" and b >= k:
         return said + Traffic(all_reduce=16, reduce_scatter=s * R * k * -(-p // R))
     product = Traffic(all_reduce=16 + s * R * b * k)
     if layout == "flat":
         return said + product + Traffic(all_to_all=s * b * p)
     # The examples of one process after another. The traffic of FSDP itself, in each of the R b passes, is not counted.
-    return said + Traffic(all_reduce=(16 + s * b * k) * R)
+    return said + Traffic(all_reduce=(24 + s * b * k) * R)
 
 
 def remember(p: int, k: int, R: int, n: int, b: int, s: int = 4, layout: str = "flat") -> Traffic:

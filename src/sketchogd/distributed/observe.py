@@ -14,7 +14,7 @@ that of one process that observed them in this order.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,11 +23,12 @@ from torch import Tensor
 from ..errors import NonFiniteError, ProtectionError
 from ..linalg.dense import squared_norm
 from ..memory import GradientMemory, LayerMemory, Memory
+from ..memory.staging import Commit, staged_rows
 from ..model.batches import batch_size, map_tensors
 from ..sketch import Additive, GradientSketch, PCARows, ProductSketch, RandomRows, Sketch, SymmetricSketch
 from .group import Group
 from .shards import FlatShard
-from .team import Batch
+from .team import Batch, add
 
 SCATTER_BYTES = 32 << 20
 """Bytes of one block of a sketch's update that is summed and scattered."""
@@ -42,8 +43,11 @@ class Sharing(ABC):
         self.group = group
 
     @abstractmethod
-    def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
-        """Observe the batches of every process. All processes call it, also those without examples."""
+    def observe(self, memory: Memory, batches: Iterable[Batch], outdate: Callable[[], None]) -> None:
+        """Observe the batches of every process. All processes call it, also those without examples.
+
+        `outdate` is called before the memory changes.
+        """
 
     @abstractmethod
     def complete(self, memory: Memory) -> None:
@@ -62,16 +66,25 @@ class Sharing(ABC):
             except Exception as caught:
                 error, mine = caught, _FAILED
             counts = self.group.numbers(mine)
-            if error is not None:
-                raise error
-            if _FAILED in counts:
-                raise ProtectionError(
-                    f"process {counts.index(_FAILED)} of {self.group.size} could not observe its examples; its own "
-                    "error says why. What was observed before is kept"
-                )
+            self._require_none(counts, error)
             if all(n == _FINISHED for n in counts):
                 return
-            yield item, [max(n, 0) for n in counts]
+            if any(n > 0 for n in counts):
+                yield item, [max(n, 0) for n in counts]
+
+    def _require_none(self, counts: list[int], error: Exception | None) -> None:
+        """Raise this process's error, or a ProtectionError where another process has one."""
+        if error is not None:
+            raise error
+        if _FAILED in counts:
+            raise ProtectionError(
+                f"process {counts.index(_FAILED)} of {self.group.size} could not observe its examples; its own "
+                "error says why. What was observed before is kept"
+            )
+
+
+def _nothing() -> None:
+    """What a process without examples adds."""
 
 
 class BySum(Sharing):
@@ -81,26 +94,41 @@ class BySum(Sharing):
         super().__init__(group)
         self._apart = False
 
-    def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
+    def observe(self, memory: Memory, batches: Iterable[Batch], outdate: Callable[[], None]) -> None:
         """See `Sharing`; no gradient leaves its process."""
-        if not self._apart:
-            self._apart = True
-            if self.group.rank:
-                for sketch in _additive(memory):
-                    sketch.set_aside()
-                for counts in _token_counts(memory):
-                    counts.zero_()
-        errors: list[Exception] = []
         rank = self.group.rank
-        for batch, sizes in self._rounds(_stopping(batches, errors), lambda batch: batch_size(batch[0])):
-            memory.skip(sum(sizes[:rank]))
-            if batch is not None and sizes[rank]:
-                try:
-                    memory.observe(*batch)
-                except Exception as error:  # the others hear of it in the next round
-                    errors.append(error)
-                    memory.skip(sizes[rank])
-            memory.skip(sum(sizes[rank + 1 :]))
+        for batch, sizes in self._rounds(iter(batches), lambda batch: batch_size(batch[0])):
+            ahead = sum(sizes[:rank])
+            commit = self._staged(memory, batch if sizes[rank] else None, ahead)
+
+            def add_all(commit: Commit = commit, ahead: int = ahead, behind: int = sum(sizes[rank + 1 :])) -> None:
+                self._set_aside(memory)
+                memory.skip(ahead)
+                commit()
+                memory.skip(behind)
+
+            add(add_all, outdate)
+
+    def _set_aside(self, memory: Memory) -> None:
+        if self._apart:
+            return
+        self._apart = True
+        if self.group.rank:
+            for sketch in _additive(memory):
+                sketch.set_aside()
+            for counts in _token_counts(memory):
+                counts.zero_()
+
+    def _staged(self, memory: Memory, batch: Batch | None, ahead: int) -> Commit:
+        """Stage a batch in every process; an error in one is raised there, and a ProtectionError in the others."""
+        error: Exception | None = None
+        commit: Commit = _nothing
+        try:
+            commit = commit if batch is None else memory.stage(*batch, ahead)
+        except Exception as caught:
+            error = caught
+        self._require_none(self.group.numbers(_FAILED if error is not None else 0), error)
+        return commit
 
     def complete(self, memory: Memory) -> None:
         """One all-reduce of the sketches, and two of a few numbers: exponents, then counts and energies."""
@@ -125,14 +153,6 @@ class BySum(Sharing):
 _NO_EXPONENT = -(1 << 30)
 
 
-def _stopping(batches: Iterable[Batch], errors: list[Exception]) -> Iterator[Batch]:
-    """The batches, until there is an error on the list, which is raised."""
-    for batch in batches:
-        yield batch
-        if errors:
-            raise errors[0]
-
-
 def _additive(memory: Memory) -> list[Additive]:
     return [sketch for _, sketch in memory.sketches() if isinstance(sketch, Additive)]
 
@@ -154,23 +174,30 @@ def _add_up(group: Group, tensors: list[Tensor]) -> None:
 class ByRows(Sharing):
     """Every process observes everybody's gradients, or the columns of them that it holds."""
 
-    def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
+    def observe(self, memory: Memory, batches: Iterable[Batch], outdate: Callable[[], None]) -> None:
         """See `Sharing`; gradients travel, in chunks."""
         assert isinstance(memory, GradientMemory)
-        parameters, columns = memory.parameters, memory.parameters.columns
+        parameters = memory.parameters
         for rows, sizes in self._rounds(_chunks(memory, batches), len):
             if rows is None:
                 rows = torch.zeros(0, parameters.p, dtype=parameters.dtype, device=parameters.device)
-            sketch = memory.sketch
-            if not isinstance(columns, FlatShard):
-                parts = self._gathered(rows, sizes)
-                for block in memory.parts:
-                    self._observe(block.sketch, [part[:, block.place] for part in parts])
-            elif isinstance(sketch, Linear) and max(sizes) >= len(sketch.rows):
-                self._scatter_sums(sketch, rows, sizes, columns)
-            else:
-                self._observe(sketch, self._exchanged(rows, sizes, columns))
-            memory.counted(sum(sizes))
+
+            def add_all(rows: Tensor = rows, sizes: list[int] = sizes) -> None:
+                self._add_rows(memory, rows, sizes)
+                memory.counted(sum(sizes))
+
+            add(add_all, outdate)
+
+    def _add_rows(self, memory: GradientMemory, rows: Tensor, sizes: list[int]) -> None:
+        sketch, columns = memory.sketch, memory.parameters.columns
+        if not isinstance(columns, FlatShard):
+            parts = self._gathered(rows, sizes)
+            for block in memory.parts:
+                self._observe(block.sketch, [part[:, block.place] for part in parts])
+        elif isinstance(sketch, Linear) and max(sizes) >= len(sketch.rows):
+            self._scatter_sums(sketch, rows, sizes, columns)
+        else:
+            self._observe(sketch, self._exchanged(rows, sizes, columns))
 
     def complete(self, memory: Memory) -> None:
         """Nothing is left to do."""
@@ -230,14 +257,24 @@ def _chunks(memory: GradientMemory, batches: Iterable[Batch]) -> Iterator[Tensor
     for inputs, targets in batches:
         if batch_size(inputs):
             inputs, targets = memory.prepared(inputs, targets)
-            memory.signals.require_finite(inputs, targets)
-            yield from memory.signals.chunks(inputs, targets)
+            yield from staged_rows(memory.signals, inputs, targets, _require_finite)()
+
+
+def _require_finite(rows: Tensor) -> None:
+    """Before any process adds a row; a sketch that is split sees only a part of them."""
+    bad = (~rows.isfinite().all(1)).nonzero().flatten().tolist()
+    if bad:
+        raise NonFiniteError(
+            f"the gradients of examples {bad[:8]} contain NaN or infinity; nothing of this batch was observed. Leave "
+            "these examples out, or look for a division by zero in the model",
+            bad,
+        )
 
 
 class BySameExamples(Sharing):
     """Every example is broadcast by the process that has it, and all observe it together."""
 
-    def observe(self, memory: Memory, batches: Iterable[Batch]) -> None:
+    def observe(self, memory: Memory, batches: Iterable[Batch], outdate: Callable[[], None]) -> None:
         """See `Sharing`; examples travel, no gradients."""
         assert isinstance(memory, GradientMemory)
         for batch, sizes in self._rounds(iter(batches), lambda batch: batch_size(batch[0])):
@@ -247,7 +284,8 @@ class BySameExamples(Sharing):
                 inputs, targets = self.group.broadcast(batch if source == self.group.rank else None, source)
                 for start in range(0, n, memory.signals.chunk):
                     part = slice(start, start + memory.signals.chunk)
-                    memory.observe(*(map_tensors(lambda t: t[part], value) for value in (inputs, targets)))  # noqa: B023
+                    x, y = (map_tensors(lambda t: t[part], value) for value in (inputs, targets))  # noqa: B023
+                    add(memory.stage(x, y), outdate)
 
     def complete(self, memory: Memory) -> None:
         """Nothing is left to do."""

@@ -93,9 +93,8 @@ class Processes(Team):
 
     def observe(self, memory: Memory, batches: Iterable[Batch], outdate: Callable[[], None]) -> None:
         """See `Sharing`."""
-        outdate()
         self.group.same_buffers(self.parameters.model)
-        self.sharing.observe(memory, batches)
+        self.sharing.observe(memory, batches, outdate)
 
     def complete(self, memory: Memory) -> None:
         """See `Sharing`."""

@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..interrupts import uninterrupted
 from ..memory import Memory
+from ..memory.staging import Commit
 from ..model.batches import batch_size
 from ..storage import atomic, file, restore
 
@@ -15,6 +17,13 @@ Batch = tuple[Any, Any]
 
 State = tuple[Mapping[str, Any], Mapping[str, Tensor]]
 """Metadata and tensors of a memory's state."""
+
+
+def add(commit: Commit, outdate: Callable[[], None]) -> None:
+    """Outdate the projector and add to the memory what was staged; an interrupt waits until both are done."""
+    with uninterrupted():
+        outdate()
+        commit()
 
 
 class Team(ABC):
@@ -78,8 +87,7 @@ class Alone(Team):
         """One batch after the other; an empty batch changes nothing."""
         for inputs, targets in batches:
             if batch_size(inputs):
-                outdate()
-                memory.observe(inputs, targets)
+                add(memory.stage(inputs, targets), outdate)
 
     def complete(self, memory: Memory) -> None:
         """The memory knows everything already."""

@@ -3,6 +3,7 @@
 * `base`: the interface, and the registry that files refer to
 * `metadata`: the form of what files say of memories
 * `state`: checking and loading the sketches of a state, and describing a sketch in numbers
+* `staging`: gradients computed and checked before they are added
 * `blocks`, `gradients`: the paper's memory, a sketch of per-example gradients
 * `factors`, `others`, `layout`: the two factors of a layer, the parameters of no layer, and which sketches there are
 * `spread`: the unit in which changes of outputs are measured

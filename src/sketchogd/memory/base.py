@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..coverage import Covered
+from ..errors import ProtectionError
 from ..ledger import Held
 from ..model.batches import Output
 from ..model.parameters import ProtectedParameters
 from ..projector.base import Projector
 from ..projector.rules import Rule
 from ..sketch import Sketch
+from .staging import Commit
 
 REGISTRY: dict[str, type["Memory"]] = {}
 """Every memory by its name, which is how files refer to it."""
@@ -33,6 +35,8 @@ class Memory(ABC):
             REGISTRY[cls.name] = cls
 
     parameters: ProtectedParameters
+    bound: bool = False
+    """Whether it belongs to a model."""
     examples: int = 0
     """How many examples were observed."""
 
@@ -47,17 +51,38 @@ class Memory(ABC):
     def lasting(self) -> bool:
         """Whether a projector stays valid when the memory observes more, because it has a basis of its own."""
 
-    @abstractmethod
     def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
-        """Allocate for these parameters. `output` is the scalar to remember; None means the memory's own default."""
+        """Allocate for these parameters. `output` is the scalar to remember; None means the memory's own default.
+
+        Raises ProtectionError if the memory is bound already, since it would forget or mix what it remembers.
+        """
+        if self.bound:
+            raise ProtectionError(
+                f"this {type(self).__name__} belongs to a protection already, and one memory cannot serve two. Make "
+                "another with the same settings; what this one remembers can be saved, and loaded or merged there"
+            )
+        self.parameters = parameters
+        self._bind(parameters, output)
+        self.bound = True
+
+    @abstractmethod
+    def _bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
+        """Allocate; see `bind`."""
 
     @abstractmethod
     def cost(self, parameters: ProtectedParameters) -> int:
         """The most bytes that the memory keeps for these parameters."""
 
     @abstractmethod
+    def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
+        """Compute what a batch adds to the memory, which stays as it is; the returned function adds it.
+
+        `ahead` examples of other processes come before these, and are skipped by then.
+        """
+
     def observe(self, inputs: Any, targets: Any) -> None:
         """Remember a batch: all of it, or, when an error is raised, nothing."""
+        self.stage(inputs, targets)()
 
     @abstractmethod
     def coverage(self) -> Iterator[Covered]:

@@ -10,11 +10,12 @@ What a batch adds is computed first and added when nothing can fail any more.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..model.batches import batch_size
 from ..model.layers import MIXED, orders_of_positions
@@ -23,11 +24,10 @@ from ..projector.layers import LayerSpectra
 from ..projector.rules import STRENGTH
 from .factors import LayerFactors, require_finite_uses
 from .layer_products import Product, products_of
+from .staging import Commit
 from .traces import TraceSums, explicit_gradients
 
 Factors = Mapping[str, LayerFactors]
-
-Commit = Callable[[], None]
 
 RELATIVE_STRENGTH = 20.0
 """The usual strength where changes are measured against the spread of the outputs."""
@@ -51,8 +51,10 @@ class Curvature(ABC):
     """Whether the weight of an embedding that is an output layer too is a layer; otherwise it belongs to none."""
 
     @abstractmethod
-    def stage(self, factors: Factors, reading: Reading) -> Commit:
+    def stage(self, factors: Factors, reading: Reading, scale: float = 1.0) -> Commit:
         """Compute what a batch adds to the factors, which stay as they are; the returned function adds it.
+
+        Sensitivities are multiplied by `scale`.
 
         Raises NonFiniteError, with the layer, if an input or a sensitivity is not finite.
         """
@@ -73,19 +75,19 @@ class SinglePositions(Curvature):
         """See `Curvature`: a mean square change of 1."""
         return float(numbers)
 
-    def stage(self, factors: Factors, reading: Reading) -> Commit:
+    def stage(self, factors: Factors, reading: Reading, scale: float = 1.0) -> Commit:
         """See `Curvature`; one forward pass and one backward pass per logit or combination of logits."""
         sketches = {(name, part): sketch for name, each in factors.items() for part, sketch in each.sketches()}
         products, seen, uses = None, [], reading.uses_of_tokens()
         outputs = any(part == "outputs" for _, part in sketches)
         if all(Product.possible(sketch) for sketch in sketches.values()):
-            products = products_of(uses, reading.deltas() if outputs else iter(()), sketches)
+            products = products_of(uses, _deltas(reading, scale) if outputs else iter(()), sketches)
             if products is None:
                 reading = reading.again()
                 uses = reading.uses_of_tokens()
         if products is None:
             # A sketch of another kind, or numbers that are not finite or that float32 cannot square: row by row.
-            seen = list(reading.deltas()) if outputs else []
+            seen = list(_deltas(reading, scale)) if outputs else []
             require_finite_uses(uses, seen, reading.inputs)
 
         def commit() -> None:
@@ -124,7 +126,7 @@ class PartialTraces(Curvature):
     def __init__(self) -> None:
         self._orders: dict[tuple[Any, ...], list[str]] = {}
 
-    def stage(self, factors: Factors, reading: Reading) -> Commit:
+    def stage(self, factors: Factors, reading: Reading, scale: float = 1.0) -> Commit:
         """See `Curvature`; one more backward pass for inputs of a new shape, to see which positions belong together."""
         b = batch_size(reading.inputs)
         # Experts that see some of the positions see others in every batch, so shapes belong to the key.
@@ -138,12 +140,12 @@ class PartialTraces(Curvature):
         if all(Product.possible(sketch) for each in factors.values() for _, sketch in each.sketches()):
             sums = TraceSums(factors, reading.uses, orders, b)
             with torch.no_grad(), torch.autocast(_device(reading), enabled=False):
-                for deltas in reading.deltas(signed):
+                for deltas in _deltas(reading, scale, signed):
                     sums.add(deltas)
             if sums.hold():
                 return sums.commit
             reading = reading.again()
-        seen = list(reading.deltas(signed))
+        seen = list(_deltas(reading, scale, signed))
         require_finite_uses(reading.uses, seen, reading.inputs)
 
         def commit() -> None:
@@ -160,6 +162,11 @@ class PartialTraces(Curvature):
         if found is None or factors.trace <= 0:
             return None
         return replace(found, scale=1 / factors.trace)
+
+
+def _deltas(reading: Reading, scale: float, signed: bool = False) -> Iterator[Sequence[Tensor]]:
+    for deltas in reading.deltas(signed):
+        yield deltas if scale == 1.0 else [delta if delta is None else delta * scale for delta in deltas]
 
 
 def _device(reading: Reading) -> str:

@@ -29,6 +29,7 @@ from ..sketch.columns import UNSPLIT, Whole
 from .base import Memory
 from .blocks import Block, places
 from .metadata import GRADIENTS
+from .staging import Commit, staged_rows
 from .state import (
     Planned,
     left_out,
@@ -108,12 +109,11 @@ class GradientMemory(Memory):
         """See `Memory`."""
         return self.basis_dtype is not None or self.offload is not None
 
-    def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
+    def _bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; the default output is the true logit. `every_logit` is a random combination of each example's.
 
         The expected moment Σ g gᵀ of the gradients of Σ ± logit is that of the gradients of every logit.
         """
-        self.parameters = parameters
         self.every = output is every_logit
         needed = self.cost(parameters)
         if self.limit is not None and needed > self.limit:
@@ -150,28 +150,36 @@ class GradientMemory(Memory):
             bytes_ += rank * width * (self.basis_dtype or dtype).itemsize + rank * rank * dtype.itemsize
         return bytes_
 
-    def observe(self, inputs: Any, targets: Any) -> None:
+    def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
         """See `Memory`."""
-        inputs, targets = self.prepared(inputs, targets)
-        self.signals.require_finite(inputs, targets)
-        if self.offload is not None:
-            for block in self.parts:
-                block.sketch.move_(self.parameters.device)
-        for rows in self.signals.chunks(inputs, targets):
-            for block in self.parts[1:]:
-                block.sketch.require_finite(rows[:, block.place])  # before the first block takes its part
-            for block in self.parts:
-                block.sketch.observe(rows[:, block.place])
-            del rows  # or it would stay while the next chunk is made
-        self.examples += batch_size(inputs)
+        inputs, targets = self.prepared(inputs, targets, ahead)
+        chunks = staged_rows(self.signals, inputs, targets, self._require_finite)
 
-    def prepared(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        def commit() -> None:
+            if self.offload is not None:
+                for block in self.parts:
+                    block.sketch.move_(self.parameters.device)
+            for rows in chunks():
+                for block in self.parts[1:]:
+                    block.sketch.require_finite(rows[:, block.place])  # before the first block takes its part
+                for block in self.parts:
+                    block.sketch.observe(rows[:, block.place])
+                del rows  # or it would stay while the next chunk is made
+            self.examples += batch_size(inputs)
+
+        return commit
+
+    def _require_finite(self, rows: Tensor) -> None:
+        for block in self.parts:
+            block.sketch.require_finite(rows[:, block.place])
+
+    def prepared(self, inputs: Any, targets: Any, ahead: int = 0) -> tuple[Any, Any]:
         """Inputs and targets for `signals`: for every logit, numbers of examples from which their signs follow."""
         if not self.every:
             return inputs, targets
         call = Call.of(self.parameters.model, inputs, targets, every_logit)
         b, device = batch_size(inputs), self.parameters.device
-        numbers = torch.arange(self.examples, self.examples + b, device=device)
+        numbers = torch.arange(b, device=device) + self.examples + ahead
         return call.inputs, {"number": numbers, "counted": call.counted}
 
     def coverage(self) -> Iterator[Covered]:

@@ -27,7 +27,7 @@ from ..projector.layers import LayerPlace, LayersProjector
 from ..projector.rules import DAMPING, Pull, Rule, rule_from
 from ..seeds import derive_seed
 from ..sketch import REGISTRY as SKETCHES
-from ..sketch import ProductSketch, Sketch
+from ..sketch import ProductSketch, SecondMoment, Sketch
 from ..sketch.stored import Part, require_numbers, require_parts
 from . import spread
 from .base import Memory
@@ -36,6 +36,7 @@ from .factors import LayerFactors
 from .layout import Layout, Rank
 from .metadata import LAYERS
 from .others import OtherParameters
+from .staging import Commit
 from .state import load_sketches, require_sketches, sketch_diagnostics
 
 
@@ -142,9 +143,8 @@ class LayerMemory(Memory):
         sums = spread.empty(torch.device("meta")).nbytes if self.curvature.name == "traces" else 0
         return self._layout.cost(parameters) + sums
 
-    def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
+    def _bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; the default output is every logit."""
-        self.parameters = parameters
         self.output = output or every_logit
         self.factors = self._layout.factors(parameters)
         found = self._layout.of_no_layer(parameters)
@@ -157,10 +157,14 @@ class LayerMemory(Memory):
 
     # ---------------------------------------------------------------- observing
 
-    def observe(self, inputs: Any, targets: Any) -> None:
-        """See `Memory`. One forward pass and, for the sensitivities, one backward pass per logit."""
+    def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
+        """See `Memory`. One forward pass and, for the sensitivities, one backward pass per logit.
+
+        An example counts with the mean over its logits, in units of the first example's: where heads differ in size,
+        the sensitivities of later ones are scaled by the root of first over own number of logits.
+        """
         layers = [factors.layer for factors in self.factors.values()]
-        seed = derive_seed(self.seed, "signs", self.examples)
+        seed = derive_seed(self.seed, "signs", self.examples + ahead)
         watched = () if self.others is None else self.others.parameters.tensors
         reading = Reading(self.parameters.model, layers, inputs, targets, self.output, seed, watched)
         b, logits, scalars = batch_size(inputs), 1, reading.call.targets
@@ -169,28 +173,28 @@ class LayerMemory(Memory):
             scalars = next(reading.signs(1, derive_seed(seed, "rest")))
         if self.examples == 0:
             self._warn_of_unseen(reading)
+        first = self.logits if self.logits and self.outputs else logits
+        scale = (first / logits) ** 0.5
         moments = spread.moments_of(reading.outputs)
         if self.output is every_logit:
-            moments = spread.moments_of(reading.logits, reading.counted)
-        add = None
+            moments = spread.scaled(spread.moments_of(reading.logits, reading.counted), scale)
+        commits: list[Commit] = []
         if self.others is not None:
             weights = torch.ones_like(reading.outputs)
             if self.output is every_logit:
+                scalars = scalars * scale if scale != 1.0 else scalars
                 weights = scalars.reshape(weights.shape)
-            add = self.others.stage(reading, scalars, weights)  # now: the curvature takes the graph apart
-        commit = self.curvature.stage(self.factors, reading)
-        if add is not None:
-            add()  # first, since its sketch checks the gradients, and nothing else has changed by then
-        commit()
-        self.spread += moments
-        self._count(logits, b)
+            commits.append(self.others.stage(reading, scalars, weights))  # before the curvature takes the graph apart
+        commits.append(self.curvature.stage(self.factors, reading, scale))
 
-    def _count(self, logits: int, examples: int) -> None:
-        """Count examples with so many logits each; of sequences it is the mean that an example has."""
-        if examples:
-            before = self.examples if self.logits else 0
-            self.logits = round((self.logits * before + logits * examples) / (before + examples))
-        self.examples += examples
+        def commit() -> None:
+            for each in commits:
+                each()
+            self.spread += moments
+            self.logits = first
+            self.examples += b
+
+        return commit
 
     def _warn_of_unseen(self, reading: Reading) -> None:
         """Warn of layers whose parameters move the outputs otherwise than by the calls that were recorded."""
@@ -245,7 +249,23 @@ class LayerMemory(Memory):
         self.examples += examples
 
     def has_logits(self, logits: int) -> None:
-        """Set the number of logits per example, for a process that has seen none."""
+        """Count in so many logits per example: what was observed by another number is scaled to it.
+
+        Raises ValueError if that needs scaling and a sketch cannot be scaled.
+        """
+        if self.outputs and self.logits not in (0, logits):
+            traces = self.curvature.name == "traces"
+            for name, sketch in self.sketches():
+                if not isinstance(sketch, ProductSketch | SecondMoment):
+                    raise ValueError(
+                        f"some examples have {logits} logits and others {self.logits}, which sketches of kind "
+                        f"{type(sketch).__name__} cannot weigh against each other; use sketch=so.ProductSketch"
+                    )
+                if traces or not name.endswith(".inputs"):
+                    sketch.scale(logits / self.logits)
+            for name, counts in self.counts():
+                factor = logits / self.logits
+                counts.copy_(spread.scaled(counts, factor**0.5) if name == SPREAD else counts * factor)
         self.logits = logits
 
     # ---------------------------------------------------------------- projecting
@@ -289,11 +309,13 @@ class LayerMemory(Memory):
         sketches = list(zip(self.sketches(), other.sketches(), strict=True))
         for (_, mine), (_, theirs) in sketches:
             mine.require_mergeable(theirs)
+        if other.logits:
+            self.has_logits(other.logits)
         for (_, mine), (_, theirs) in sketches:
             mine.merge(theirs)
         for (_, own), (_, added) in zip(self.counts(), other.counts(), strict=True):
             own += added.to(own.device)
-        self._count(other.logits, other.examples)
+        self.examples += other.examples
         self.tasks += other.tasks
 
     def held(self) -> Iterator[Held]:

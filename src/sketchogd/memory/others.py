@@ -23,6 +23,7 @@ from ..projector.base import Projector
 from ..projector.rules import BasisSpectra, Rule
 from ..seeds import derive_seed
 from ..sketch import Sketch
+from .staging import Commit, staged_rows
 
 CALLS, EXAMPLES, TOGETHER = "calls", "examples", "together"
 """Ways of computing gradients: from recorded calls, by `GradientSignals`, or summed over a batch with random signs."""
@@ -46,8 +47,8 @@ class OtherParameters:
         self.way: str | None = None
         self._calls = CallGradients(parameters)
 
-    def stage(self, reading: Reading, targets: Any, weights: Tensor) -> Callable[[], None]:
-        """Compute what a batch adds to the sketch; the returned function adds it: all of it or, on an error, nothing.
+    def stage(self, reading: Reading, targets: Any, weights: Tensor) -> Commit:
+        """Compute what a batch adds to the sketch; the returned function adds it.
 
         Args:
             reading: a forward pass that watches these parameters; its graph is kept.
@@ -56,12 +57,21 @@ class OtherParameters:
         """
         found = None if self.way == TOGETHER else self._calls.read(reading.calls, reading.outputs, weights)
         way = self.way or self._chosen(reading.call.inputs, targets, found)
+        chunks: Callable[[], Iterator[Tensor]]
         if way == CALLS and found is not None:
-            return lambda: self._add(found, len(weights))
-        if way == TOGETHER:
+            chunks = self._chunks(found, len(weights))
+        elif way == TOGETHER:
             rows = torch.cat(list(self._together(reading, weights)))
-            return lambda: self.sketch.observe(rows)
-        return lambda: self._observe(reading.call.inputs, targets)
+            self.sketch.require_finite(rows)
+            chunks = lambda: iter([rows])  # noqa: E731
+        else:
+            chunks = staged_rows(self.signals, reading.call.inputs, targets, self.sketch.require_finite)
+
+        def commit() -> None:
+            for rows in chunks():
+                self.sketch.observe(rows)
+
+        return commit
 
     def _chosen(self, inputs: Any, targets: Any, found: ExampleGradients | None) -> str:
         b = batch_size(inputs)
@@ -85,21 +95,23 @@ class OtherParameters:
             x, y = (map_tensors(lambda t: t[i : i + 1], value) for value in (inputs, targets))  # noqa: B023
             yield self.parameters.flatten(self.signals.total(x, y))
 
-    def _add(self, found: ExampleGradients, b: int) -> None:
-        """Sketch the gradients of a batch in chunks; of several, nothing before all are finite."""
+    def _chunks(self, found: ExampleGradients, b: int) -> Callable[[], Iterator[Tensor]]:
+        """The gradients of a batch in chunks, all of which are finite; a single one is computed now."""
         size = -(-b // max(1, -(-b // self.signals.chunk)))
         chunks = [range(start, min(b, start + size)) for start in range(0, b, size)]
-        if len(chunks) > 1:
-            finite = torch.cat([found.rows(rows).isfinite().all(1) for rows in chunks])
-            bad = (~finite).nonzero().flatten().tolist()
-            if bad:
-                raise NonFiniteError(
-                    f"the gradients of examples {bad[:8]} of {b} contain NaN or infinity; nothing was observed. "
-                    "Leave these examples out, or look for a division by zero in the model",
-                    bad,
-                )
-        for rows in chunks:
-            self.sketch.observe(found.rows(rows))
+        if len(chunks) == 1:
+            rows = found.rows(chunks[0])
+            self.sketch.require_finite(rows)
+            return lambda: iter([rows])
+        finite = torch.cat([found.rows(rows).isfinite().all(1) for rows in chunks])
+        bad = (~finite).nonzero().flatten().tolist()
+        if bad:
+            raise NonFiniteError(
+                f"the gradients of examples {bad[:8]} of {b} contain NaN or infinity; nothing was observed. "
+                "Leave these examples out, or look for a division by zero in the model",
+                bad,
+            )
+        return lambda: (found.rows(rows) for rows in chunks)
 
     def _together(self, reading: Reading, weights: Tensor) -> Iterator[Tensor]:
         """COMBINATIONS rows (1, p): the gradients of Σ_e ± s_e / √COMBINATIONS."""
@@ -110,11 +122,6 @@ class OtherParameters:
             tensors = self.parameters.tensors
             found = torch.autograd.grad(reading.outputs, tensors, signed, retain_graph=True, allow_unused=True)
             yield self.parameters.flatten(found)[None]
-
-    def _observe(self, inputs: Any, targets: Any) -> None:
-        self.signals.require_finite(inputs, targets)
-        for rows in self.signals.chunks(inputs, targets):
-            self.sketch.observe(rows)
 
     def seen(self) -> list[bool]:
         """For each parameter whether anything observed depends on it: whether it has columns that are not zero."""

@@ -29,6 +29,11 @@ def moments_of(outputs: Tensor, counted: Tensor | None = None) -> Tensor:
     return torch.stack([kept.sum(), (z * kept).sum(), (z.square() * kept).sum()])
 
 
+def scaled(moments: Tensor, factor: float) -> Tensor:
+    """The moments of outputs that are multiplied by a number."""
+    return moments * moments.new_tensor([1.0, factor, factor * factor])
+
+
 def energy(moments: Tensor) -> float:
     """Σ (z − z̄)².
 

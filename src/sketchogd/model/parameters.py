@@ -63,6 +63,7 @@ class ProtectedParameters:
 
     def __init__(self, model: nn.Module, selection: Selection = None) -> None:
         self.model = model
+        self._selection = selection
         chosen = _select(model, selection)
         for name, parameter in chosen:
             _require_values(name, parameter)
@@ -162,6 +163,11 @@ class ProtectedParameters:
         """Raise ProtectionError in inference mode, whose tensors no later step may use."""
         if torch.is_inference_mode_enabled():
             raise ProtectionError("remembering and loading need gradients: call them outside torch.inference_mode()")
+
+    def newcomers(self) -> list[str]:
+        """Return the names of parameters that would be selected by now, and are not among these: added, or unfrozen."""
+        mine = {id(t) for t in self.tensors}
+        return [name for name, parameter in _select(self.model, self._selection) if id(parameter) not in mine]
 
     def describe(self) -> list[dict[str, Any]]:
         """Return names and shapes in the form in which files store them."""

@@ -7,5 +7,7 @@
 * `anchor`: where a new projector pulls to, so that an old pull goes on
 * `joint`: the gradient of new loss and pull together, for optimizers other than SGD
 * `step_size`: how far a step moves the weights for a gradient of one
+* `finite`: steps that cannot be projected, because something is not finite
+* `unsettled`: warnings where weights are used while steps wait
 * `warn`: warnings where steps go past the projection
 """

@@ -23,11 +23,16 @@ from ..errors import ProtectionError
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor, Projector
 from .anchor import penalty, relaxed, tension
+from .finite import FiniteCheck
 from .joint import JointGradient
 from .meter import Meter
-from .reference import FULL, Copy
+from .reference import FULL, Copy, displacement
 from .step_size import learning_rate, projects_gradients, pulls_updates, step_size
-from .warn import guard, protector, unguard
+from .unsettled import UnsettledHooks
+from .warn import guard, protector, unguard, warn_of_broken_step, warn_of_unprotected_steps
+
+LONG = 10_000
+"""So many steps with nothing remembered are worth a warning."""
 
 
 class UpdateProjection:
@@ -51,7 +56,11 @@ class UpdateProjection:
         self.pending = 0
         self.meter = Meter()
         self.reference: list[Copy] | None = None
-        self.joint_gradient = JointGradient(parameters)
+        self.finite = FiniteCheck()
+        self.joint_gradient = JointGradient(parameters, self.finite)
+        self._unsettled = UnsettledHooks(parameters.model)
+        self._stepping = False
+        self._unprotected = 0
         self._travelled = 0.0
         self._tension: Tensor | None = None
         self._handles: list[Any] = []
@@ -99,15 +108,20 @@ class UpdateProjection:
         if self._optimizer is not None:
             unguard(self, self._optimizer)
         self._optimizer = None
-        self.pending, self._travelled = 0, 0.0
+        self.pending, self._travelled, self._stepping = 0, 0.0, False
+        self._unsettled.disarm()
         self.joint_gradient.reset()
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        self._count_broken_step()
         if self.pending:
+            self._stepping = True
             return None  # the joint displacement counts from the copy made before the first of these steps
         projector = self.provide()
         if projector is None or projector.empty:
+            self._count_unprotected(1)
             return None
+        self._stepping = True
         if projector.anchor is not None and not pulls_updates(optimizer, self.parameters):
             self.mode = "joint"
             self._copy_weights(projector)
@@ -125,12 +139,36 @@ class UpdateProjection:
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.steps += 1
+        self._stepping = False
         if self.mode != "update" or self.reference is None:
             return
-        self.pending += 1
-        self._travel(optimizer, 1)
+        self._wait_for(optimizer, 1)
         if self.pending >= self.every:
             self.settle()
+
+    def _wait_for(self, optimizer: Optimizer | None, steps: int) -> None:
+        """Count steps that wait for their projection."""
+        self.pending += steps
+        self._travel(optimizer, steps)
+        if self.every > 1:
+            self._unsettled.arm()
+
+    def _count_broken_step(self) -> None:
+        """Where the last step raised an error midway, count what it did to the weights as a step that waits."""
+        if not self._stepping:
+            return
+        self._stepping = False
+        if self.mode == "gradient":
+            warn_of_broken_step()
+        elif self.mode == "update" and self.reference is not None:
+            self._wait_for(self._optimizer, 1)
+            if self.pending >= self.every:
+                self.settle()
+
+    def _count_unprotected(self, steps: int) -> None:
+        before, self._unprotected = self._unprotected, self._unprotected + steps
+        if before < LONG <= self._unprotected:
+            warn_of_unprotected_steps(self._unprotected)
 
     def _travel(self, optimizer: Optimizer | None, steps: int) -> None:
         """Add up step sizes where a pull needs them; reading them may make a GPU wait."""
@@ -143,16 +181,23 @@ class UpdateProjection:
     @torch.no_grad()
     def settle(self) -> None:
         """Project the displacement of the steps since the last projection, now."""
+        self._count_broken_step()
         if self.pending == 0 or self.reference is None:
             return
         projector = self.provide()
         travelled, self.pending, self._travelled = self._travelled, 0, 0.0
-        v = self._displacement(self.reference)
+        self._unsettled.disarm()
+        v = displacement(self.parameters, self.reference)
         if self.every == 1 and (projector is None or projector.anchor is None):
             self.reference = None  # a copy is kept between steps only where steps are projected together
         if projector is None:
             return
-        self.meter.remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), travelled, 1.0)
+        self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), travelled, 1.0)
+
+    def _remove(
+        self, projector: Projector, v: Tensor, subtract: Callable[[Tensor], None], travelled: float, scale: float
+    ) -> None:
+        self.meter.remove(projector, v, subtract, travelled, scale, self.finite)
 
     @contextmanager
     def joint(self, steps: int, more: bool = False) -> Iterator[None]:
@@ -160,36 +205,50 @@ class UpdateProjection:
 
         Steps that wait for their projection are projected with them. With `more`, all of them wait for another block.
         """
+        self._count_broken_step()
         projector = self.provide()
         if projector is None or projector.empty:
             yield
+            self._count_unprotected(steps)
         else:
             self.mode = "update"
             if not self.pending:
                 self._copy_weights(projector)
-            yield
-            self.pending += steps
-            self._travel(self._optimizer, steps)
-            if not more:
-                self.settle()
+            try:
+                yield
+            finally:  # steps that were taken before an error moved the weights, too
+                self._wait_for(self._optimizer, steps)
+                if not more:
+                    self.settle()
         self.steps += steps
 
     @contextmanager
     def preview(self) -> Iterator[None]:
         """Inside the block, the weights as `settle` would leave them; afterwards everything is as it was."""
-        if self.pending == 0:
-            yield
-            return
-        tensors = [local(t.detach()) for t in self.parameters.tensors]
-        weights = [t.clone() for t in tensors]
-        kept = self.pending, self._travelled, replace(self.meter)
-        self.settle()
+        undo = self.settle_for_now()
         try:
             yield
         finally:
+            undo()
+
+    def settle_for_now(self) -> Callable[[], None]:
+        """Settle, and return a function that makes everything as it was."""
+        self._count_broken_step()
+        if self.pending == 0:
+            return _nothing
+        tensors = [local(t.detach()) for t in self.parameters.tensors]
+        weights = [t.clone() for t in tensors]
+        kept = self.pending, self._travelled, replace(self.meter), self.reference
+        self.settle()
+
+        def undo() -> None:
             for t, before in zip(tensors, weights, strict=True):
                 t.copy_(before)
-            self.pending, self._travelled, self.meter = kept
+            self.pending, self._travelled, self.meter, self.reference = kept
+            if self.every > 1:
+                self._unsettled.arm()
+
+        return undo
 
     @property
     def displacement(self) -> float:
@@ -201,7 +260,7 @@ class UpdateProjection:
         """
         if self.mode == "joint" and self.reference is not None:
             with torch.no_grad():
-                return float(self._displacement(self.reference).norm())
+                return float(displacement(self.parameters, self.reference).norm())
         return float(self.meter.moved)
 
     @torch.no_grad()
@@ -212,16 +271,7 @@ class UpdateProjection:
                 return 0.0
             now = [local(t.detach()) for t in self.parameters.tensors]
             return penalty(projector, self.parameters.flatten([a - b for a, b in zip(weights, now, strict=True)]))
-        return penalty(projector, self._displacement(self.reference, weights))
-
-    def _displacement(self, reference: list[Copy], weights: Sequence[Tensor] | None = None) -> Tensor:
-        """The weights, by default the model's, less the reference, as a vector."""
-        v = torch.empty(self.parameters.width, dtype=self.parameters.dtype, device=self.parameters.device)
-        for i, ((parameter, place), before) in enumerate(zip(self.parameters.slices(), reference, strict=True)):
-            out = v[place].view(before.numbers.shape)
-            out.copy_(local(parameter) if weights is None else weights[i])
-            before.subtract_from_(out)
-        return v
+        return penalty(projector, displacement(self.parameters, self.reference, weights))
 
     def _project_gradients(self, projector: Projector, rate: float) -> None:
         def subtract(part: Tensor) -> None:
@@ -233,7 +283,7 @@ class UpdateProjection:
 
         with torch.no_grad():
             v = self.parameters.flatten([t.grad for t in self.parameters.tensors])
-            self.meter.remove(projector, v, subtract, 1.0, rate)
+            self._remove(projector, v, subtract, 1.0, rate)
 
     def _copy_weights(self, projector: Projector) -> None:
         """Copy the weights that a displacement is counted from; an anchor is copied once, after a refresh."""
@@ -256,7 +306,7 @@ class UpdateProjection:
     def loosen(self, projector: Projector) -> None:
         """Before a projector is outdated, note the tension of its pull; see `anchor`."""
         if projector.anchor is not None and self.reference is not None and self._tension is None:
-            self._tension = tension(projector, self._displacement(self.reference))
+            self._tension = tension(projector, displacement(self.parameters, self.reference))
 
     @torch.no_grad()
     def renew(self, projector: Projector, weight: float) -> None:
@@ -278,3 +328,7 @@ class UpdateProjection:
         self.meter = Meter()
         self.reference = self._tension = None
         self.joint_gradient.reset()
+
+
+def _nothing() -> None:
+    """Undoes nothing."""

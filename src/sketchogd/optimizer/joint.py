@@ -10,11 +10,16 @@ itself; here the optimizer keeps its own. So the gradient itself is changed befo
 which is zero at the balance for every optimizer and every s > 0. For SGD with the learning rate s it is the implicit
 step on the penalty, so directions that are too stiff for an explicit one do not diverge; s need not be exact.
 
-With `every=m` the correction c = A (D − s g) / s, for m steps ahead (m s), is computed at every m-th step and added at
-each. It is then kept as the anchor is, in full or in one byte per number.
+With `every=m` the correction c = A (D − s g) / s, for m steps ahead, is computed at every m-th step and added at each.
+It is then kept as the anchor is, in full or in one byte per number. Where training settles between two corrections, m
+steps lead less far than m times one step, and with s = m steps each correction would take away ever less of what is
+left to balance. So where less than half of the joint gradient is left at the end, s is how far they led for it: the
+distance that they moved the weights over the norm of the joint gradient that they began with, within one and m steps.
+The noise of small batches hides that the mean gradient fell, and s is m steps then.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,12 +27,59 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..model.parameters import ProtectedParameters, local
-from ..projector.base import Anchor, Projector
-from .reference import FULL, Copy
+from ..projector.base import Projector
+from .finite import Finite, FiniteCheck
+from .reference import FULL, Copy, displacement
 from .step_size import step_size
 
 EXPLICIT = 1e-4
 """Optimizers that evaluate a closure see g + H D, to this share of a step: their line search needs a true gradient."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """How gradients are scaled when a step begins: by torch.amp.GradScaler, for optimizers that take that back inside.
+
+    These are the fused ones, for which the scaler sets `grad_scale` and `found_inf` during a step. They skip a step
+    whose gradients are not finite.
+    """
+
+    factor: Tensor | None = None
+    skips: bool = False
+
+    @staticmethod
+    def of(optimizer: Optimizer) -> "Scaled":
+        """Of the step that an optimizer is about to take."""
+        return Scaled(getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None) is not None)
+
+    def unscaled(self, gradient: Tensor) -> Tensor:
+        """A gradient without the scale."""
+        return gradient if self.factor is None else gradient / self.factor.to(gradient)
+
+    def scaled(self, gradient: Tensor) -> Tensor:
+        """A gradient with the scale."""
+        return gradient if self.factor is None else gradient * self.factor.to(gradient)
+
+
+UNSCALED = Scaled()
+
+
+SETTLED = 0.5
+"""Where less than this share of the joint gradient is left, training has settled between two corrections."""
+
+SUMS = 64
+"""So many sums stand for a displacement, to tell how far it moved on."""
+
+
+def signed_sums(v: Tensor) -> Tensor:
+    """Return sums (SUMS,) of entries of v with random signs; the expected square of their norm is that of v.
+
+    >>> signed_sums(torch.tensor([3.0, 4.0])).norm()
+    tensor(5.)
+    """
+    rows = torch.nn.functional.pad(v, (0, -len(v) % SUMS)).view(-1, SUMS)
+    signs = torch.randint(0, 2, (len(rows),), generator=torch.Generator().manual_seed(0), dtype=torch.int8) * 2 - 1
+    return signs.to(rows) @ rows
 
 
 class JointGradient:
@@ -35,12 +87,16 @@ class JointGradient:
 
     Args:
         parameters: the protected parameters.
+        check: gradients that are not finite stay as they are.
     """
 
-    def __init__(self, parameters: ProtectedParameters) -> None:
+    def __init__(self, parameters: ProtectedParameters, check: FiniteCheck) -> None:
         self.parameters = parameters
+        self.check = check
         self.correction: list[Copy] | None = None
         self._since = 0
+        self._began = 0.0
+        self._from = torch.zeros(SUMS)
 
     def reset(self) -> None:
         """Forget the correction; a new projector begins."""
@@ -73,26 +129,47 @@ class JointGradient:
             size = EXPLICIT * step_size(optimizer, self.parameters)
             wrapped = self._wrapped(closure, projector, reference, size)
             return (args[:1], {**kwargs, "closure": wrapped})
+        scaled = Scaled.of(optimizer)
         with torch.no_grad():
             if every == 1:
                 size = step_size(optimizer, self.parameters)
-                self._add(self.parameters.unflatten(self._computed(projector, reference, size)))
+                correction, finite = self._computed(projector, reference, size, scaled)
+                self._add(self.parameters.unflatten(finite.or_zero(correction)), scaled)
                 return None
             if self.correction is None or self._since >= every:
-                size = every * step_size(optimizer, self.parameters)
-                self._keep(self._computed(projector, reference, size), projector.anchor or FULL)
-            assert self.correction is not None
-            self._add([copy.tensor() for copy in self.correction])
+                self._renew(projector, reference, every, step_size(optimizer, self.parameters), scaled)
+            if self.correction is not None:
+                self._add([copy.tensor() for copy in self.correction], scaled)
         self._since += 1
         return None
 
-    def _keep(self, correction: Tensor, anchor: Anchor) -> None:
-        pieces = self.parameters.unflatten(correction)
+    def _renew(
+        self, projector: Projector, reference: Sequence[Copy], every: int, step: float, scaled: "Scaled"
+    ) -> None:
+        """Compute the correction for the steps ahead; one that is not finite leaves the last one in place."""
+        here = signed_sums(displacement(self.parameters, reference))
+        size = every * step
+        if self.correction is not None and self._joint_norm(scaled) < SETTLED * self._began:
+            size = min(size, max(step, float((here - self._from).norm()) / self._began))
+        correction, finite = self._computed(projector, reference, size, scaled)
+        if not finite:
+            return
+        pieces, anchor = self.parameters.unflatten(correction), projector.anchor or FULL
         if self.correction is None:
             self.correction = [Copy.like(piece, anchor) for piece in pieces]
         for copy, piece in zip(self.correction, pieces, strict=True):
             copy.take_(piece)
-        self._since = 0
+        self._since, self._from, self._began = 0, here, self._joint_norm(scaled)
+
+    def _joint_norm(self, scaled: "Scaled") -> float:
+        """‖g + c‖ for the correction c that is kept."""
+        assert self.correction is not None
+        total = torch.zeros((), dtype=self.parameters.dtype, device=self.parameters.device)
+        for t, copy in zip(self.parameters.tensors, self.correction, strict=True):
+            c = copy.tensor()
+            joint = c if t.grad is None else c + scaled.unscaled(local(t.grad)).to(c)
+            total += torch.linalg.vector_norm(joint, dtype=total.dtype).square().to(total.device)
+        return float(total.sqrt())
 
     def _wrapped(
         self, closure: Callable[[], Any], projector: Projector, reference: Sequence[Copy], size: float
@@ -100,27 +177,28 @@ class JointGradient:
         def joint() -> Any:
             loss = closure()
             with torch.no_grad():
-                self._add(self.parameters.unflatten(self._computed(projector, reference, size)))
+                correction, finite = self._computed(projector, reference, size, UNSCALED)
+                self._add(self.parameters.unflatten(finite.or_zero(correction)), UNSCALED)
             return loss
 
         return joint
 
-    def _computed(self, projector: Projector, reference: Sequence[Copy], size: float) -> Tensor:
-        """A (D − s g) / s (width,)."""
-        parameters = self.parameters
-        v = torch.empty(parameters.width, dtype=parameters.dtype, device=parameters.device)
-        for (t, place), anchor in zip(parameters.slices(), reference, strict=True):
-            out = v[place].view(anchor.numbers.shape)
-            out.copy_(local(t))
-            anchor.subtract_from_(out)
+    def _computed(
+        self, projector: Projector, reference: Sequence[Copy], size: float, scaled: "Scaled"
+    ) -> tuple[Tensor, Finite]:
+        """A (D − s g) / s (width,), and whether it is finite."""
+        v = displacement(self.parameters, reference)
+        for (t, place), anchor in zip(self.parameters.slices(), reference, strict=True):
             if t.grad is not None:
-                out.sub_(local(t.grad).to(out), alpha=size)
-        return projector.protected_part_(v, size).div_(size)
+                out = v[place].view(anchor.numbers.shape)
+                out.sub_(scaled.unscaled(local(t.grad)).to(out), alpha=size)
+        correction = projector.protected_part_(v, size).div_(size)
+        return correction, self.check.of(correction.sum(), scaled.skips)
 
-    def _add(self, correction: Sequence[Tensor]) -> None:
+    def _add(self, correction: Sequence[Tensor], scaled: "Scaled") -> None:
         for t, piece in zip(self.parameters.tensors, correction, strict=True):
             if t.grad is not None:
-                local(t.grad).add_(piece.to(t.device))
+                local(t.grad).add_(scaled.scaled(piece.to(t.device)))
             elif bool(piece.any()):
                 # Without a gradient an optimizer passes a parameter by; it must move where the pull says so.
                 t.grad = torch.zeros_like(t)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..projector.base import Projector
+from .finite import FiniteCheck
 
 _EVERY = 100
 _TWICE_ABOVE = 3e-7
@@ -32,7 +33,13 @@ class Meter:
     twice: bool = False
 
     def remove(
-        self, projector: Projector, v: Tensor, subtract: Callable[[Tensor], None], travelled: float, scale: float
+        self,
+        projector: Projector,
+        v: Tensor,
+        subtract: Callable[[Tensor], None],
+        travelled: float,
+        scale: float,
+        check: FiniteCheck,
     ) -> None:
         """Subtract A v from weights or gradients. At steps 1, 2, 4, … and every 100th the leak is measured.
 
@@ -48,6 +55,7 @@ class Meter:
             subtract: subtracts a vector from the weights or gradients.
             travelled: see `Projector.protected_part_`.
             scale: by how much the weights move for what is left of v.
+            check: where v is not finite, nothing is subtracted.
         """
         self.projections += 1
         n = self.projections
@@ -56,7 +64,9 @@ class Meter:
         before = v.norm().double()
         part = projector.protected_part_(v, travelled)
         after = part.norm().double()
-        left = projector.columns.vector_total(before.square() - after.square())
+        finite = check.of(before + after)
+        part = finite.or_zero(part)
+        left = projector.columns.vector_total(finite.or_zero(before.square() - after.square()))
         self.moved = (self.moved if projector.anchor is None else 0.0) + scale * left.clamp_min(0).sqrt()
         subtract(part)
         if remainder is None:
@@ -66,7 +76,7 @@ class Meter:
         if projector.hard and leak > _TWICE_ABOVE:
             self.twice = True
         if self.twice:
-            part = projector.protected_part_(v.copy_(remainder), travelled)
+            part = finite.or_zero(projector.protected_part_(v.copy_(remainder), travelled))
             subtract(part)
             leak = projector.leak(remainder.sub_(part), travelled) if measured else 0.0
         self.leak = max(self.leak, leak)

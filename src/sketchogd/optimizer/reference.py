@@ -5,12 +5,13 @@ number is off by more than c / 2. A network hardly notices such a rounding, and 
 the weights: they are pulled towards it, most where remembered outputs depend on them most.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor
 
 _LEVELS = 127
@@ -63,6 +64,18 @@ class Copy:
         yield "", self.numbers
         if self.scales is not None:
             yield ".scales", self.scales
+
+
+def displacement(
+    parameters: ProtectedParameters, reference: Sequence[Copy], weights: Sequence[Tensor] | None = None
+) -> Tensor:
+    """Return the weights, by default the model's, less their copies, as a vector (width,)."""
+    v = torch.empty(parameters.width, dtype=parameters.dtype, device=parameters.device)
+    for i, ((parameter, place), before) in enumerate(zip(parameters.slices(), reference, strict=True)):
+        out = v[place].view(before.numbers.shape)
+        out.copy_(local(parameter.detach()) if weights is None else weights[i])
+        before.subtract_from_(out)
+    return v
 
 
 def copies_nbytes(tensors: Iterable[Tensor], anchor: Anchor = FULL) -> int:

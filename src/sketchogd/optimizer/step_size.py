@@ -13,7 +13,7 @@ UNKNOWN_RATE = 1e-3
 
 
 def step_size(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
-    """The learning rate, over 1 − momentum where there is momentum.
+    """The learning rate, over 1 − momentum and times 1 − dampening where there are such.
 
     For Adam and its kin the steps of all entries differ: this is Σ u² / Σ u g over the entries, where u = lr g / √v is
     a step and g² about v, so lr over the mean of √v.
@@ -29,7 +29,8 @@ def step_size(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
         total = torch.stack([m.sqrt().sum().to(seen[0].device) for m in seen]).sum()  # read once
         mean = float(total) / sum(m.numel() for m in seen)
         return rate / (mean / max(correction, 1e-8) ** 0.5 + float(settings["eps"]))
-    return rate / max(1e-3, 1 - float(settings.get("momentum", 0.0)))
+    taken = 1 - float(settings.get("dampening", 0.0))
+    return rate * taken / max(1e-3, 1 - float(settings.get("momentum", 0.0)))
 
 
 def learning_rate(optimizer: Optimizer, parameters: ProtectedParameters) -> float:

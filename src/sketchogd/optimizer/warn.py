@@ -98,3 +98,23 @@ def _watch_other_optimizers(optimizer: Optimizer, args: Any, kwargs: Any) -> Non
             )
             return
     _innocent[optimizer] = held
+
+
+def warn_of_broken_step() -> None:
+    """Warn of a step that raised an error after its gradients had been projected."""
+    warnings.warn(
+        "the last step of the optimizer raised an error midway, so that only some weights moved; that part of a step "
+        "is NOT PROTECTED. Go back to weights saved before it",
+        ProtectionWarning,
+        stacklevel=5,
+    )
+
+
+def warn_of_unprotected_steps(steps: int) -> None:
+    """Warn of long training with nothing remembered."""
+    warnings.warn(
+        f"{steps:,} steps were taken and nothing is remembered yet, so nothing is protected. This is right while a "
+        "first task is trained; otherwise call protection.remember(task) after a task, or protection.load(file) before",
+        ProtectionWarning,
+        stacklevel=5,
+    )

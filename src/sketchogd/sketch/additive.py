@@ -38,6 +38,11 @@ class Additive(ABC):
             self.summand().mul_(4.0 ** max(self.exponent - exponent, -500))
         self.exponent = exponent
 
+    def scale(self, factor: float) -> None:
+        """Multiply the second moment of what was observed by a factor; for sketches whose summand is linear in it."""
+        self.summand().mul_(factor)
+        self.energy *= factor
+
     def summed(self, count: int, energy: float) -> None:
         """Take the counters that belong to a summand summed over processes."""
         self.count, self.energy, self.offset = count, energy, 0

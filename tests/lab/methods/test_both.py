@@ -187,7 +187,7 @@ def test_the_method_has_the_memory_that_its_options_say() -> None:
     assert memory.gradients.sketch.rank == 9
     model = net()
     given = Setup(model, torch.optim.SGD(model.parameters(), lr=0.1), given.loss, 2, 56)
-    usual, plain = build(method("both"), given).protection.memory, so.LayerSketch(200)
+    usual, plain = build(method("both"), given).protection.memory, so.LayerSketch(200, curvature="positions")
     assert (usual.layers.rule.strength, usual.layers.rule.damping) == (plain.rule.strength, plain.rule.damping)
     assert KINDS["both"].options == {"rank": 300, "layer_rank": 200, "strength": None, "damping": None}
     with pytest.raises(ValueError, match="budget"):

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from sketchogd import schema
 from sketchogd.coverage import Covered
-from sketchogd.errors import NonFiniteError, StorageError
+from sketchogd.errors import StorageError
 from sketchogd.ledger import Held
 from sketchogd.memory import GradientMemory, LayerMemory, Memory
 from sketchogd.memory.metadata import GRADIENTS, LAYERS
+from sketchogd.memory.staging import Commit
 from sketchogd.model.batches import Output
 from sketchogd.model.parameters import ProtectedParameters
 from sketchogd.projector import LayersProjector, Projector
@@ -72,9 +73,9 @@ class Both(Memory):
         """False: the layer memory's eigenvectors overwrite its sketches."""
         return False
 
-    def bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
+    def _bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; without an output, every logit for the layers and the true one for the gradients."""
-        self.parameters, self.output = parameters, output
+        self.output = output
         for memory in (self.layers, self.gradients):
             memory.bind(parameters, output)
 
@@ -82,15 +83,16 @@ class Both(Memory):
         """See `Memory`."""
         return self.layers.cost(parameters) + self.gradients.cost(parameters)
 
-    def observe(self, inputs: Any, targets: Any) -> None:
+    def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
         """See `Memory`."""
-        # The layer memory checks before it changes; the gradients must be known to be finite by then.
-        total = self.gradients.signals.total(inputs, targets)
-        if not all(t is None or bool(t.isfinite().all()) for t in total):
-            raise NonFiniteError("gradients of the batch contain NaN or infinity; nothing was observed", [])
-        self.layers.observe(inputs, targets)
-        self.gradients.observe(inputs, targets)
-        self.examples = self.layers.examples
+        commits = [memory.stage(inputs, targets, ahead) for _, memory in self._parts()]
+
+        def commit() -> None:
+            for each in commits:
+                each()
+            self.examples = self.layers.examples
+
+        return commit
 
     def coverage(self) -> Iterator[Covered]:
         """See `Memory`; every parameter is in both."""
