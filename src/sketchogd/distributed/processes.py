@@ -52,6 +52,10 @@ class Processes(Team):
 
     sharing: Sharing
 
+    def of(self, parameters: ProtectedParameters) -> Team:
+        """See `Team`; parameters and sketches are whole in every process."""
+        return Processes(parameters, self.group.process_group, shard=False)
+
     def require_same(self, plain: Any, what: str) -> None:
         """Raise ValueError if plain data is not the same in all processes."""
         digest = hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=7).digest()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..memory import Memory
 from ..model.batches import batch_size
+from ..model.parameters import ProtectedParameters
 from ..storage import file
 
 Batch = tuple[Any, Any]
@@ -19,6 +20,10 @@ State = tuple[Mapping[str, Any], Mapping[str, Tensor]]
 
 class Team(ABC):
     """The processes that protect one model together. All of them call every method."""
+
+    @abstractmethod
+    def of(self, parameters: ProtectedParameters) -> "Team":
+        """The same processes, for the parameters of a model that has grown."""
 
     @abstractmethod
     def require_fit(self, memory: Memory) -> None:
@@ -59,6 +64,10 @@ class Team(ABC):
 
 class Alone(Team):
     """A team of one."""
+
+    def of(self, parameters: ProtectedParameters) -> Team:
+        """Itself."""
+        return self
 
     def require_fit(self, memory: Memory) -> None:
         """Every memory fits."""

@@ -1,5 +1,6 @@
 """What the library computes from a network and a batch of examples.
 
+* `wrapped`: the module inside the wrappers of DDP, torch.compile and Fabric
 * `parameters`: the protected parameters as one vector
 * `batches`: inputs of any structure, outputs as logits, one scalar per example
 * `layers`: the layers of a model, and how a forward pass uses their weights

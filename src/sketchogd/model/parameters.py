@@ -63,6 +63,7 @@ class ProtectedParameters:
 
     def __init__(self, model: nn.Module, selection: Selection = None) -> None:
         self.model = model
+        self.selection = selection
         chosen = _select(model, selection)
         for name, parameter in chosen:
             if parameter.is_complex():
