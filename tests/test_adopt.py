@@ -40,9 +40,9 @@ def grow(model, classes=5, tokens=13, layer=True):
 
 
 MEMORIES = {
-    "exact": lambda: so.LayerMemory(64, strength=1000.0),
-    "sketched": lambda: so.LayerMemory(4, strength=1000.0, rest=3),
-    "int8": lambda: so.LayerMemory(64, strength=1000.0, anchor_dtype="int8"),
+    "exact": lambda: so.LayerMemory(64, strength=50.0),
+    "sketched": lambda: so.LayerMemory(4, strength=50.0, rest=3),
+    "int8": lambda: so.LayerMemory(64, strength=50.0, anchor_dtype="int8"),
     "hard": lambda: so.LayerMemory(4, rule=so.Project()),
     "gradients": lambda: so.ProductSketch(12),
 }
@@ -103,7 +103,7 @@ def test_a_grown_model_is_protected_saved_and_loaded(kind, tmp_path):
     for adopt in (True, False):
         model, _, protection, x = remembered(MEMORIES[kind]())
         before = model(x).detach()
-        grow(model)
+        grow(model, layer=False)  # a new layer between old ones is free, and moves old outputs
         torch.testing.assert_close(model(x).detach()[:, :2], before)
         optimizer = grown_optimizer(model)
         if adopt:
@@ -139,7 +139,7 @@ def grown_optimizer_of(protection, model):
 
 
 def test_the_pull_goes_on_to_the_old_weights():
-    model, optimizer, protection, _ = remembered(so.LayerMemory(64, strength=1000.0))
+    model, optimizer, protection, _ = remembered(so.LayerMemory(64, strength=50.0))
     anchor = [t.detach().clone() for t in protection.parameters.tensors]
     names = protection.parameters.names
     for _ in range(3):
@@ -167,10 +167,10 @@ def test_what_cannot_be_adopted_changes_nothing():
         assert protection._projection.optimizer is optimizer
 
     other = Net().double()
-    with pytest.raises(so.ProtectionError, match=r"'tokens.weight' of the new model.*does not begin with the old"):
+    with pytest.raises(so.ProtectionError, match=r"'tokens\.weight' of the new model.*does not begin with the old"):
         protection.adopt(other, grown_optimizer(other))
     unchanged()
-    with pytest.raises(so.ProtectionError, match="no parameter 'tokens.weight'"):
+    with pytest.raises(so.ProtectionError, match="no parameter 'tokens"):
         protection.adopt(nn.Linear(2, 2), optimizer)
     unchanged()
     grow(model)

@@ -238,8 +238,9 @@ class Protection:
     def adopt(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Go on with a model that has grown: more rows of a head, more tokens of an embedding, layers that were added.
 
-        What is remembered stays, new rows and layers begin empty, and a pull goes on to the old weights. The ranks of
-        sketches stay too, so that a larger model takes more bytes. Call it before the next step of the optimizer.
+        What is remembered stays, new rows and layers begin empty, and a pull goes on to the old weights. A layer added
+        between old ones is free to move old outputs until examples are remembered through it. The ranks of sketches
+        stay, so that a larger model takes more bytes. Call it before the next step of the optimizer.
 
         Args:
             model: the model, in which every old parameter stands in the first rows and columns of the one of its name.
