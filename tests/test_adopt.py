@@ -207,3 +207,19 @@ def test_metrics_are_flat_numbers_and_change_nothing():
     assert protection._projector is None, "no projector is made for numbers"
     _, _, hard, _ = remembered(so.ProductSketch(5))
     assert hard.metrics()["forgetting_estimate"] == hard.diagnostics()["forgetting_estimate"] == 0.0
+
+
+def test_a_parameter_may_grow_in_place():
+    """As transformers' resize_token_embeddings does it: the same Parameter with more data."""
+    model, optimizer, protection, _ = remembered(so.LayerMemory(64, strength=50.0))
+    counts = protection.memory.factors["tokens"].counts.clone()
+    more = torch.cat([model.tokens.weight.detach(), torch.randn(3, 6, dtype=torch.float64)])
+    model.tokens.weight.data = more
+    protection.adopt(model)
+    assert torch.equal(protection.memory.factors["tokens"].counts, torch.cat([counts, counts.new_zeros(3)]))
+    model(torch.tensor([[11, 12]])).square().sum().backward()
+    optimizer.step()
+    assert protection.metrics()["displacement"] > 0
+    reference = protection._projection.reference
+    protection.adopt(model)
+    assert protection._projection.reference is reference, "nothing has changed, and nothing is made anew"

@@ -28,33 +28,31 @@ def require_grown(old: ProtectedParameters, new: ProtectedParameters) -> None:
             "detach(), and protect the new model"
         )
     present = dict(zip(new.names, new.tensors, strict=True))
-    for name, tensor in zip(old.names, old.tensors, strict=True):
+    for name, tensor, shape in zip(old.names, old.tensors, old.shapes, strict=True):
         found = present.get(name)
         if found is None:
             raise ProtectionError(
                 f"the new model has no parameter {name!r} to protect: what is remembered of it would be lost. Keep its "
                 "name and requires_grad, or detach() and protect the new model"
             )
-        if found is tensor and found.shape == tensor.shape:
-            continue
-        if not _holds(found, tensor):
+        if not _fits(found.shape, shape) or (
+            found is not tensor and not torch.equal(found.detach()[_corner(shape)], tensor.detach().to(found))
+        ):
             raise ProtectionError(
                 f"parameter {name!r} of the new model, of shape {tuple(found.shape)}, does not begin with the old one, "
-                f"of shape {tuple(tensor.shape)}: what is remembered would not fit. Copy the old numbers into its "
+                f"of shape {tuple(shape)}: what is remembered would not fit. Copy the old numbers into its "
                 "first rows and columns before adopt()"
             )
 
 
-def _holds(found: Tensor, tensor: Tensor) -> bool:
-    """Whether a tensor stands in the corner of another one, of the same kernel size where it is a convolution's."""
-    if found.ndim != tensor.ndim or found.shape[2:] != tensor.shape[2:]:
-        return False
-    fits = all(a >= b for a, b in zip(found.shape, tensor.shape, strict=True))
-    return fits and torch.equal(found.detach()[_corner(tensor)], tensor.detach().to(found.device))
+def _fits(found: torch.Size, shape: torch.Size) -> bool:
+    """Whether a shape is at least as large as another one, with the same kernel size where it is a convolution's."""
+    same = len(found) == len(shape) and found[2:] == shape[2:]
+    return same and all(a >= b for a, b in zip(found, shape, strict=True))
 
 
-def _corner(tensor: Tensor) -> tuple[slice, ...]:
-    return tuple(slice(0, size) for size in tensor.shape)
+def _corner(shape: torch.Size) -> tuple[slice, ...]:
+    return tuple(slice(0, size) for size in shape)
 
 
 def carried(memory: Memory, parameters: ProtectedParameters, output: Output | None) -> Memory:
@@ -115,9 +113,9 @@ def _flat_index(old: ProtectedParameters, new: ProtectedParameters) -> Tensor:
             f"parameter {missing[0]!r} belonged to no layer and now does; detach(), and protect the new model"
         )
     parts = []
-    for name, tensor in zip(old.names, old.tensors, strict=True):
+    for name, shape in zip(old.names, old.shapes, strict=True):
         grown, place = places[name]
-        parts.append(torch.arange(place.start, place.stop).view(grown.shape)[_corner(tensor)].flatten())
+        parts.append(torch.arange(place.start, place.stop).view(grown.shape)[_corner(shape)].flatten())
     return torch.cat(parts)
 
 
@@ -140,15 +138,15 @@ def carried_anchor(
     copies: list[Copy], old: ProtectedParameters, new: ProtectedParameters, anchor: Anchor
 ) -> list[Copy]:
     """The weights that are pulled back to: the old ones, and the present ones of what is new."""
-    kept = dict(zip(old.names, zip(old.tensors, copies, strict=True), strict=True))
+    kept = dict(zip(old.names, copies, strict=True))
     found = []
     for name, tensor in zip(new.names, new.tensors, strict=True):
-        before, copy = kept.get(name, (None, None))
-        if copy is not None and before is not None and before.shape == tensor.shape:
+        copy = kept.get(name)
+        if copy is not None and copy.numbers.shape == tensor.shape:
             found.append(copy)
             continue
         weights = tensor.detach().clone()
         if copy is not None:
-            weights[_corner(copy.numbers)] = copy.tensor().to(weights)
+            weights[_corner(copy.numbers.shape)] = copy.tensor().to(weights)
         found.append(Copy.of(weights, anchor))
     return found

@@ -255,6 +255,10 @@ class Protection:
             )
         self._current_projector()
         old, parameters = self._projection, ProtectedParameters(unwrapped_model(model)[0], self.parameters.selection)
+        if parameters.same_as(self.parameters):
+            if optimizer is not None:
+                self.attach(optimizer)
+            return
         require_grown(self.parameters, parameters)
         self._team.complete(self.memory)
         team, memory = self._team.of(parameters), carried(self.memory, parameters, self._output)

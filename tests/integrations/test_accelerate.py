@@ -9,7 +9,15 @@ import sketchogd as so
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'sketchogd[transformers]'")
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch.utils.data import DataLoader, TensorDataset
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state():
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def net():

@@ -100,6 +100,12 @@ class ProtectedParameters:
     def __contains__(self, parameter: object) -> bool:
         return any(parameter is t for t in self.tensors)
 
+    def same_as(self, other: "ProtectedParameters") -> bool:
+        """Whether these are the same tensors, by the same names, in the same shapes."""
+        return (self.names, self.shapes) == (other.names, other.shapes) and all(
+            a is b for a, b in zip(self.tensors, other.tensors, strict=True)
+        )
+
     def slices(self) -> Iterable[tuple[nn.Parameter, slice]]:
         """Yield each parameter with its slice of the vector."""
         for t, start, stop in zip(self.tensors, self.offsets, self.offsets[1:], strict=False):
