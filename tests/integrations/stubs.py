@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import types
 
-NAMES = ("torchvision", "wandb", "gdown", "GPUtil", "pytorchcv", "qpsolvers", "dill", "sklearn", "quadprog", "PIL")
+NAMES = ("torchvision", "wandb", "gdown", "GPUtil", "pytorchcv", "qpsolvers", "sklearn", "quadprog")
 
 
 class Missing(type):
