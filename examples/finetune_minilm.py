@@ -1,4 +1,4 @@
-"""Fine-tune a pretrained MiniLM on one domain of CLINC150 after the other, protected and not, with transformers' Trainer.
+"""Fine-tune a pretrained MiniLM on domains of CLINC150 in turn with transformers' Trainer, protected and not.
 
     make finetune                                     # three domains, both ways, and a table
 

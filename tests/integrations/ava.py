@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from . import stubs
+from .tasks import fingerprint
 
 stubs.import_avalanche()
 
@@ -69,7 +70,13 @@ def strategy(kind, plugins, model=None, eval_every=-1):
 
 def usual():
     evaluator = EvaluationPlugin(loggers=[])
-    return {"train_mb_size": 16, "train_epochs": EPOCHS, "eval_mb_size": 64, "evaluator": evaluator, "criterion": nn.CrossEntropyLoss()}
+    return {
+        "train_mb_size": 16,
+        "train_epochs": EPOCHS,
+        "eval_mb_size": 64,
+        "evaluator": evaluator,
+        "criterion": nn.CrossEntropyLoss(),
+    }
 
 
 def other(kind, plugins):
@@ -94,13 +101,6 @@ def outputs(strategy, experience):
 
 def accuracy(strategy, experience):
     return float((outputs(strategy, experience).argmax(1) == tensors(experience)[1]).float().mean())
-
-
-def fingerprint(model, protection):
-    """Sums that two runs share only if all of their numbers are the same."""
-    state = protection.state_dict()["tensors"]
-    found = [*model.parameters(), *(state[name] for name in sorted(state))]
-    return [f"{float((t.detach().double().abs().flatten() * torch.arange(1, t.numel() + 1)).sum()):.17g}" for t in found]
 
 
 class Watch(SupervisedPlugin):

@@ -5,7 +5,7 @@ import sys
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from .tasks import CLASSES, LENGTH, TOKENS, Markers
+from .tasks import CLASSES, LENGTH, TOKENS, Markers, fingerprint
 
 
 def bert(seed=0):
@@ -47,13 +47,6 @@ def resume(folder):
     options = {"max_steps": 12, "save_strategy": "steps", "save_steps": 6}
     trainer(model, 1, folder, [callback], **options).train(resume_from_checkpoint=f"{folder}/checkpoint-6")
     print("numbers", *fingerprint(model, callback.protection))
-
-
-def fingerprint(model, protection):
-    """Sums that two runs share only if all of their numbers are the same."""
-    state = protection.state_dict()["tensors"]
-    found = [*model.parameters(), *(state[name] for name in sorted(state))]
-    return [f"{float((t.detach().double().abs() * torch.arange(1, t.numel() + 1).view(t.shape)).sum()):.17g}" for t in found]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import sketchogd as so
 from sketchogd.integrations.lightning import ForgettingCallback
+
+from .tasks import fingerprint
 
 WIDTH = 16
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -43,6 +46,24 @@ class Two(Net):
 
     def configure_optimizers(self):
         return [torch.optim.SGD(self.net[i].parameters(), lr=0.1) for i in (0, 2)], []
+
+
+class Protecting(Net):
+    """Protects its optimizer by itself, and attaches those of later fits."""
+
+    protection = None
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        if self.protection is None:
+            self.protection = so.protect(self, optimizer, budget="100KB")
+        else:
+            self.protection.attach(optimizer)
+        return optimizer
+
+
+def protecting():
+    return Protecting()
 
 
 def module():
@@ -92,13 +113,6 @@ def trainer(folder, callbacks=(), **options):
 def fit(model, task, folder, callbacks=(), checkpoint=None, **options):
     model.train()
     trainer(folder, callbacks, **options).fit(model, loader(task), ckpt_path=checkpoint)
-
-
-def fingerprint(model, protection):
-    """Sums that two runs share only if all of their numbers are the same."""
-    state = protection.state_dict()["tensors"]
-    found = [*model.parameters(), *(state[name] for name in sorted(state))]
-    return [f"{float((t.detach().double().abs().flatten() * torch.arange(1, t.numel() + 1)).sum()):.17g}" for t in found]
 
 
 class Watch(Callback):

@@ -24,3 +24,11 @@ class Markers(Dataset):
 
     def __getitem__(self, i):
         return {"input_ids": self.tokens[i], "labels": self.labels[i]}
+
+
+def fingerprint(model, protection):
+    """Sums that two runs share only if all of their numbers are the same."""
+    state = protection.state_dict()["tensors"]
+    found = [*model.parameters(), *(state[name] for name in sorted(state))]
+    sums = [(t.detach().double().abs().flatten() * torch.arange(1, t.numel() + 1)).sum() for t in found]
+    return [f"{float(total):.17g}" for total in sums]

@@ -20,6 +20,7 @@ except ImportError as error:
     pytest.skip(f"Avalanche is not installed ({error}): see docs/recipes/avalanche.md", allow_module_level=True)
 
 from . import ava
+from .tasks import fingerprint
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:avalanche", "ignore::DeprecationWarning")
@@ -89,7 +90,7 @@ def test_another_process_goes_on_from_the_path_to_the_same_numbers(tmp_path):
     found = subprocess.run(code, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert found.returncode == 0, found.stderr[-3000:]
     line = next(line for line in found.stdout.splitlines() if line.startswith("numbers"))
-    assert line.split()[1:] == ava.fingerprint(again.model, plugin.protection)
+    assert line.split()[1:] == fingerprint(again.model, plugin.protection)
 
 
 @pytest.mark.parametrize("kind", ["ewc", "replay"])

@@ -14,6 +14,7 @@ pytest.importorskip("lightning", reason="lightning is not installed: pip install
 
 from ..distributed.processes import together
 from . import lit
+from .tasks import fingerprint
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::FutureWarning")
@@ -42,7 +43,7 @@ def test_fit_resumes_in_another_process_to_the_same_numbers(tmp_path):
     found = subprocess.run(code, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert found.returncode == 0, found.stderr[-3000:]
     line = next(line for line in found.stdout.splitlines() if line.startswith("numbers"))
-    assert line.split()[1:] == lit.fingerprint(model, callback.protection)
+    assert line.split()[1:] == fingerprint(model, callback.protection)
 
 
 def test_checkpoints_and_validation_see_settled_weights(tmp_path):
@@ -93,6 +94,15 @@ def test_what_goes_wrong_is_said_with_what_to_do(tmp_path):
         lit.fit(lit.two_optimizers(), 0, tmp_path, [lit.callback()], max_steps=1)
 
 
+def test_protect_in_configure_optimizers_survives_a_second_fit(tmp_path):
+    model = lit.protecting()
+    for task in (0, 1):
+        lit.fit(model, task, tmp_path, max_steps=3)
+        model.protection.remember(lit.loader(task))
+    assert model.protection.memory.examples == 2 * 128
+    assert model.protection.metrics()["steps"] == 6
+
+
 def test_fabric_takes_protect_as_it_is():
     from lightning.fabric import Fabric
 
@@ -127,7 +137,7 @@ def _ranks(rank, size, folder):
     model, callback = lit.module(), lit.callback()
     for task in (0, 1):
         lit.fit(model, task, folder, [callback], max_steps=6, devices=size, strategy="ddp")
-    return lit.fingerprint(model, callback.protection), callback.protection.memory.examples
+    return fingerprint(model, callback.protection), callback.protection.memory.examples
 
 
 def test_two_processes_stay_equal_and_remember_each_example_once(tmp_path):

@@ -76,11 +76,14 @@ def test_each_adapter_has_a_protection_of_its_own():
         protections[name].remember([({"input_ids": data.tokens}, data.labels)])
     assert not set(protections["default"].parameters.names) & set(protections["second"].parameters.names)
     model.set_adapter("default")
-    before = [t.detach().clone() for t in protections["second"].parameters.tensors]
+    waiting = protections["second"].parameters.tensors
+    before = [t.detach().clone() for t in waiting]
     kept = outputs(model)
     steps(model, optimizers["default"], 1)
     moved = float((outputs(model) - kept).norm())
-    assert all(torch.equal(a, b.detach()) for a, b in zip(before, protections["second"].parameters.tensors, strict=True))
+    assert all(
+        torch.equal(a, b.detach()) for a, b in zip(before, protections["second"].parameters.tensors, strict=True)
+    )
     with pytest.raises(so.ProtectionError, match="no longer requires gradients"):
         protections["second"].remember([({"input_ids": data.tokens}, data.labels)])
     protections["default"].detach()

@@ -9,7 +9,7 @@ import torch
 
 import sketchogd as so
 
-from .tasks import Markers
+from .tasks import Markers, fingerprint
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'sketchogd[transformers]'")
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install 'sketchogd[transformers]'")
@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 from sketchogd.integrations.transformers import FILE, ForgettingCallback
 
 from ..distributed.processes import together
-from .bert import accuracy, bert, fingerprint, outputs, trainer
+from .bert import accuracy, bert, outputs, trainer
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -192,7 +192,7 @@ def test_evaluations_and_checkpoints_see_settled_weights(tmp_path):
 def test_what_goes_wrong_is_said_with_what_to_do(tmp_path):
     callback = ForgettingCallback("1MB")
     trainer(bert(), 0, tmp_path / "a", [callback], max_steps=2, save_strategy="steps", save_steps=1).train()
-    with pytest.raises(so.ProtectionError, match="another model object.*path="):
+    with pytest.raises(so.ProtectionError, match=r"another model object.*path="):
         trainer(bert(), 0, tmp_path / "b", [callback], max_steps=2).train()
     with pytest.raises(so.ProtectionError, match=r"no folder .*checkpoint=FOLDER"):
         trainer(bert(), 0, tmp_path / "c", [ForgettingCallback("1MB")], max_steps=2).train(
