@@ -81,6 +81,7 @@ def test_old_displacements_are_projected_as_before_and_new_rows_are_free(kind):
     old = protection.parameters
     v = torch.randn(old.width, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     expected = protection.projector.protected_part_(v.clone(), 0.1)
+    seen = {name: (sketch.count, sketch.energy) for name, sketch in protection.memory.sketches()}
     grow(model)
     protection.adopt(model, grown_optimizer(model))
     new = protection.parameters
@@ -92,6 +93,9 @@ def test_old_displacements_are_projected_as_before_and_new_rows_are_free(kind):
     if kind in ("hard", "gradients"):
         assert float(found[~places].abs().max()) < 1e-10
     assert protection.memory.examples == 40
+    now = {name: (sketch.count, sketch.energy) for name, sketch in protection.memory.sketches()}
+    assert {name: now[name] for name in seen} == seen
+    assert all(count == 0 for name, (count, _) in now.items() if name not in seen)
     assert {row.name for row in protection.coverage() if "nothing observed" in row.how} >= (
         {"more.0.weight", "more.0.bias"} if kind != "gradients" else set()
     )
@@ -223,3 +227,25 @@ def test_a_parameter_may_grow_in_place():
     reference = protection._projection.reference
     protection.adopt(model)
     assert protection._projection.reference is reference, "nothing has changed, and nothing is made anew"
+
+
+@pytest.mark.parametrize("rank", [64, 4])
+def test_a_hidden_layer_grows_and_biases_stay_the_last_input(rank):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    protection = so.protect(model, grown_optimizer(model), memory=so.LayerMemory(rank, strength=50.0, damping=0.0))
+    protection.remember([(torch.randn(30, 5, dtype=torch.float64), torch.zeros(30, dtype=torch.long))])
+    old = protection.parameters
+    v = torch.randn(old.width, dtype=torch.float64)
+    expected = protection.projector.protected_part_(v.clone(), 0.1)
+    wide = nn.Sequential(nn.Linear(5, 11), nn.Tanh(), nn.Linear(11, 3)).double()
+    with torch.no_grad():
+        for new, before in zip(wide.parameters(), model.parameters(), strict=True):
+            new[tuple(slice(0, n) for n in before.shape)] = before
+    protection.adopt(wide, grown_optimizer(wide))
+    new = protection.parameters
+    found = protection.projector.protected_part_(embedded(old, new, old.unflatten(v)), 0.1)
+    places = embedded(old, new, [torch.ones_like(t) for t in old.tensors]).bool()
+    # What lies beyond the rank is spread over more unseen directions than before: of rank 4 only the large part is alike.
+    rtol = 1e-6 if rank == 64 else 0.3
+    assert float((found[places] - expected).norm()) < rtol * float(expected.norm())
