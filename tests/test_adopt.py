@@ -246,6 +246,6 @@ def test_a_hidden_layer_grows_and_biases_stay_the_last_input(rank):
     new = protection.parameters
     found = protection.projector.protected_part_(embedded(old, new, old.unflatten(v)), 0.1)
     places = embedded(old, new, [torch.ones_like(t) for t in old.tensors]).bool()
-    # What lies beyond the rank is spread over more unseen directions than before: of rank 4 only the large part is alike.
+    # What lies beyond the rank is spread over more unseen directions than before: only the large part is alike.
     rtol = 1e-6 if rank == 64 else 0.3
     assert float((found[places] - expected).norm()) < rtol * float(expected.norm())
