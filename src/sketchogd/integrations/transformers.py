@@ -62,13 +62,10 @@ class ForgettingCallback(TrainerCallback):
 
     @property
     def _kept(self) -> Protection:
-        if self.protection is None:
-            raise ProtectionError("training has not begun, so nothing is protected yet")
+        assert self.protection is not None, "on_train_begin comes first"
         return self.protection
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         """Protect the optimizer; go on from a checkpoint, from this callback's last training, or from `path`."""
         model, optimizer, fresh = kwargs["model"], kwargs["optimizer"], self.protection is None
         if self.protection is None:
@@ -76,8 +73,7 @@ class ForgettingCallback(TrainerCallback):
             self.protection = protect(model, optimizer, budget=self.budget, **{**group, **self.options})
         elif self.protection.parameters.model is not model:
             raise ProtectionError(
-                "this callback protects another model object. Give the new model a callback of its own; path= carries "
-                "over what is remembered"
+                "this callback protects another model object; give this one its own, whose path= carries memory over"
             )
         else:
             self.protection.attach(optimizer)
@@ -88,7 +84,7 @@ class ForgettingCallback(TrainerCallback):
 
     def _resume(self, args: TrainingArguments, step: int) -> None:
         """Load the memory of a checkpoint. Raises ProtectionError if the checkpoint is not where it is looked for."""
-        folder = self.checkpoint or Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        folder = self.checkpoint or _folder(args, step)
         if not folder.is_dir():
             raise ProtectionError(
                 f"training resumes at step {step}, and there is no folder {folder} with a memory; say where the "
@@ -109,15 +105,13 @@ class ForgettingCallback(TrainerCallback):
         if control.should_evaluate or control.should_save or control.should_training_stop:
             self._kept.settle()
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, *_: Any, **kwargs: Any) -> None:
         """See `on_step_end`."""
         self._kept.settle()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Put the memory into the checkpoint."""
-        self._kept.save(Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}" / FILE)
+        self._kept.save(_folder(args, state.global_step) / FILE)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add the protection's numbers to those of the training loss."""
@@ -131,9 +125,7 @@ class ForgettingCallback(TrainerCallback):
             logs.update(found)
             state.log_history[-1].update(found)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, *_: Any, **kwargs: Any) -> None:
         """Remember, and save to `path`."""
         self._kept.remember(*self._batches(args, kwargs["train_dataloader"]))
         if self.path is not None:
@@ -151,3 +143,7 @@ class ForgettingCallback(TrainerCallback):
             known = None if isinstance(loader.dataset, IterableDataset) else loader.dataset[0]
             collate = collating_like(loader.collate_fn, known)  # without columns that the Trainer left out of training
         return batches_of(self.remember, self.examples, args.eval_batch_size, collate)
+
+
+def _folder(args: TrainingArguments, step: int) -> Path:
+    return Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{step}"
