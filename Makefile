@@ -13,7 +13,7 @@ BIN := .venv/bin
 # The frameworks of src/sketchogd/integrations, on the torch that is there. Avalanche asks for torchvision, which is not
 # needed; without it, it installs only without its dependencies.
 .venv/clients: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt transformers accelerate peft lightning dill
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt transformers accelerate peft lightning dill tensorboard
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps avalanche-lib || \
 		echo "Avalanche could not be installed; its tests will skip"
 	touch $@
