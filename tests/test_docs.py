@@ -93,3 +93,11 @@ def test_every_folder_of_the_package_is_on_the_page():
     for path in SOURCE.rglob("__init__.py"):
         folder = path.parent.relative_to(SOURCE).as_posix()
         assert folder == "." or f"{folder}/" in text, f"docs/architecture.md does not name {folder}/"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "recipes").glob("*.md")), ids=lambda page: page.stem)
+def test_recipes_are_python_with_links_that_lead_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        ast.parse(block)
+    assert list(wrong_links(page, text)) == []

@@ -12,6 +12,7 @@ Data passes the folders in this order: `model` (what is read off a network), `sk
 are `lab` (data, streams, methods, runs, records, pages), `paper` (SketchOGD's publication) and `cli`.
 
 * `protect`: builds a `Protection` (`protection`), which takes a batch through these folders
+* `adopt`: carrying what is remembered over to a model that has grown
 * `budget`: from bytes to a memory; `ledger`: every tensor kept, with its bytes
 * `seeds`, `errors`: random numbers from a seed alone; what is raised and warned of; `interrupts`: holding Ctrl-C back
 """

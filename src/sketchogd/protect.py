@@ -17,8 +17,10 @@ from .model.batches import Output
 from .model.norms import HoldStatistics
 from .model.parameters import ProtectedParameters, Selection
 from .model.statistics import kept_nbytes
+from .model.wrapped import unwrapped_model
 from .optimizer.kinds import require_optimizer
 from .optimizer.step_size import pulls_updates
+from .optimizer.wrapped import unwrapped
 from .protection import Protection
 from .sketch import Sketch
 
@@ -49,8 +51,8 @@ def protect(
     With several processes (docs/distributed.md), each remembers its own examples and all get the same protection.
 
     Args:
-        model: the model; it may be wrapped by DDP, FSDP2 or torch.compile.
-        optimizer: any torch optimizer that holds the parameters to protect.
+        model: the model; it may be wrapped by DDP, FSDP2 or torch.compile, or prepared by accelerate or Fabric.
+        optimizer: any torch optimizer that holds the parameters to protect, or accelerate's or Fabric's around it.
         budget: "2MB", "25%" (of the bytes of the protected parameters), or bytes: the best memory that fits, all bytes
             counted.
         memory: in place of a budget a `LayerMemory`, a `GradientMemory`, or a sketch, which means a gradient memory.
@@ -81,8 +83,9 @@ def protect(
         )
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ValueError(f"every is the number of steps between projections, at least 1; got {every!r}")
+    optimizer = unwrapped(optimizer)
     _require_kinds(model, optimizer)
-    inner, group = _unwrapped(model, group)
+    inner, group = unwrapped_model(model, group)
     chosen = ProtectedParameters(inner, parameters)
     asked = {"budget": budget, "strength": strength, "memory": memory, "every": every, "output": output, "seed": seed}
     team = _team(chosen, group, shard, {**asked, "optimizer": type(optimizer)})
@@ -135,15 +138,3 @@ def _warn_if_wrapped_elsewhere() -> None:
             ProtectionWarning,
             stacklevel=4,
         )
-
-
-def _unwrapped(model: nn.Module, group: "ProcessGroup | None") -> tuple[nn.Module, "ProcessGroup | None"]:
-    """The module inside torch.compile and DDP, whose parameters are the same, and DDP's process group."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            group = model.process_group if group is None else group
-            model = model.module
-        elif "_orig_mod" in dict(model.named_children()):
-            model = model.get_submodule("_orig_mod")
-        else:
-            return model, group

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from .adopt import carried, carried_anchor, require_grown
 from .coverage import Coverage
 from .distributed.team import Batch, Team
 from .errors import ProtectionError, ProtectionWarning, StorageError
@@ -25,9 +26,11 @@ from .model.calls import Takes
 from .model.norms import HoldStatistics
 from .model.parameters import ProtectedParameters, local
 from .model.statistics import Statistics
+from .model.wrapped import unwrapped_model
 from .optimizer.hooks import UpdateProjection
 from .optimizer.kinds import require_optimizer
 from .optimizer.reference import FULL, Copy
+from .optimizer.wrapped import unwrapped
 from .projector.base import Anchor, Projector
 from .storage import file, fingerprint, restore
 
@@ -285,6 +288,7 @@ class Protection:
 
     def attach(self, optimizer: Optimizer) -> None:
         """Protect the steps of another optimizer from now on, instead of the last one's."""
+        optimizer = unwrapped(optimizer)
         require_optimizer(optimizer)
         self.parameters.require_unchanged()
         self.settle()
@@ -296,6 +300,62 @@ class Protection:
         self.settle()
         self._projection.detach()
         self._statistics.detach()
+
+    def adopt(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
+        """Go on with a model that has grown: more rows of a head, more tokens of an embedding, layers that were added.
+
+        What is remembered stays, new rows and layers begin empty, and a pull goes on to the old weights. A layer added
+        between old ones is free to move old outputs until examples are remembered through it. The ranks of sketches
+        stay, so that a larger model takes more bytes. Call it before the next step of the optimizer.
+
+        Args:
+            model: the model, in which every old parameter stands in the first rows and columns of the one of its name.
+            optimizer: holds the new parameters; by default the present one, to which they were added.
+
+        Raises:
+            ProtectionError: the model is another one, or the optimizer lacks a parameter; nothing has changed then.
+        """
+        if self.pending:
+            raise ProtectionError(
+                f"{self.pending} steps wait for their projection: call settle() before the model grows"
+            )
+        self._current_projector()
+        old, parameters = self._projection, ProtectedParameters(unwrapped_model(model)[0], self.parameters.selection)
+        if parameters.same_as(self.parameters):
+            if optimizer is not None:
+                self.attach(optimizer)
+            return
+        require_grown(self.parameters, parameters)
+        self._team.complete(self.memory)
+        team, memory = self._team.of(parameters), carried(self.memory, parameters, self._output)
+        anchor, copies = self.memory.rule.anchor, None
+        if anchor is not None and old.reference is not None:
+            copies = carried_anchor(old.reference, self.parameters, parameters, anchor)
+        new = UpdateProjection(parameters, self._for_step, old.every)
+        new.steps, new.mode = old.steps, old.mode
+        self._take_over(new, unwrapped(optimizer) if optimizer is not None else old.optimizer)
+        team.share(memory)
+        statistics, optimizer = self._statistics.of(parameters), new.optimizer
+        self._statistics.detach()
+        if optimizer is not None:
+            statistics.attach(optimizer)
+        self.parameters, self.memory, self._team, self._statistics = parameters, memory, team, statistics
+        self._stale, known = False, self._projector is not None
+        self._projector = memory.projector() if known else None
+        new.reference = copies
+
+    def _take_over(self, new: UpdateProjection, optimizer: Optimizer | None) -> None:
+        """Let another projection hook an optimizer; the old one stays where that fails."""
+        old, before = self._projection, self._projection.optimizer
+        old.detach()
+        try:
+            if optimizer is not None:
+                new.attach(optimizer)
+        except ProtectionError:
+            if before is not None:
+                old.attach(before)
+            raise
+        self._projection = new
 
     # ---------------------------------------------------------------- bytes and numbers
 
@@ -381,6 +441,18 @@ class Protection:
             "nbytes": self.ledger().nbytes,
             **self.memory.diagnostics(),
         }
+
+    def metrics(self) -> dict[str, float]:
+        """Flat numbers for a logger, cheap enough for every 50 steps: no spectrum is computed.
+
+        See `diagnostics` for what they mean; `forgetting_estimate` is there where the memory has one.
+        """
+        displacement = self._projection.displacement
+        found: dict[str, float] = {"examples": self.memory.examples, "steps": self._projection.steps}
+        found |= {"pending": self.pending, "leak": self.leak, "displacement": displacement}
+        found["nbytes"] = self.ledger().nbytes
+        sensitivity = None if self._stale or self._projector is None else self.memory.sensitivity()
+        return found if sensitivity is None else found | {"forgetting_estimate": displacement * sensitivity}
 
     def __repr__(self) -> str:
         return (

@@ -61,6 +61,10 @@ class Processes(Team):
 
     sharing: Sharing
 
+    def of(self, parameters: ProtectedParameters) -> Team:
+        """See `Team`; parameters and sketches are whole in every process."""
+        return Processes(parameters, self.group.process_group, False, {})
+
     def require_fit(self, memory: Memory) -> None:
         """See `Team`: split parameters have gradient memories that project."""
         if self.parameters.split and isinstance(memory, GradientMemory) and memory.rule.anchor is not None:

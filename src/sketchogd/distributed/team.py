@@ -11,6 +11,7 @@ from ..interrupts import uninterrupted
 from ..memory import Memory
 from ..memory.staging import Commit
 from ..model.batches import batch_size
+from ..model.parameters import ProtectedParameters
 from ..storage import atomic, file, restore
 
 Batch = tuple[Any, Any]
@@ -28,6 +29,10 @@ def add(commit: Commit, outdate: Callable[[], None]) -> None:
 
 class Team(ABC):
     """The processes that protect one model together. All of them call every method."""
+
+    @abstractmethod
+    def of(self, parameters: ProtectedParameters) -> "Team":
+        """The same processes, for the parameters of a model that has grown."""
 
     @abstractmethod
     def require_fit(self, memory: Memory) -> None:
@@ -72,6 +77,10 @@ class Team(ABC):
 
 class Alone(Team):
     """A team of one."""
+
+    def of(self, parameters: ProtectedParameters) -> Team:
+        """Itself."""
+        return self
 
     def require_fit(self, memory: Memory) -> None:
         """Every memory fits."""

@@ -1,5 +1,6 @@
 """What the library computes from a network and a batch of examples.
 
+* `wrapped`: the module inside the wrappers of DDP, torch.compile and Fabric
 * `parameters`: the protected parameters as one vector
 * `targets`: what targets mean for outputs, and errors for those that fit none
 * `batches`: inputs of any structure, outputs as logits, one scalar per example

@@ -63,7 +63,7 @@ class ProtectedParameters:
 
     def __init__(self, model: nn.Module, selection: Selection = None) -> None:
         self.model = model
-        self._selection = selection
+        self.selection = selection
         chosen = _select(model, selection)
         for name, parameter in chosen:
             _require_values(name, parameter)
@@ -100,6 +100,12 @@ class ProtectedParameters:
 
     def __contains__(self, parameter: object) -> bool:
         return any(parameter is t for t in self.tensors)
+
+    def same_as(self, other: "ProtectedParameters") -> bool:
+        """Whether these are the same tensors, by the same names, in the same shapes."""
+        return (self.names, self.shapes) == (other.names, other.shapes) and all(
+            a is b for a, b in zip(self.tensors, other.tensors, strict=True)
+        )
 
     def slices(self) -> Iterable[tuple[nn.Parameter, slice]]:
         """Yield each parameter with its slice of the vector."""
@@ -167,7 +173,7 @@ class ProtectedParameters:
     def newcomers(self) -> list[str]:
         """Return the names of parameters that would be selected by now, and are not among these: added, or unfrozen."""
         mine = {id(t) for t in self.tensors}
-        return [name for name, parameter in _select(self.model, self._selection) if id(parameter) not in mine]
+        return [name for name, parameter in _select(self.model, self.selection) if id(parameter) not in mine]
 
     def describe(self) -> list[dict[str, Any]]:
         """Return names and shapes in the form in which files store them."""

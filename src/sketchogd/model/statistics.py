@@ -231,6 +231,14 @@ class Statistics:
         digests = [list(pair) for pair in sorted(self._digests.items())]
         return {"buffers": {**counts, "held": held, "digests": digests, "moved": sorted(self._moved)}}
 
+    def of(self, parameters: ProtectedParameters) -> "Statistics":
+        """The same for parameters of a model that has grown, whose statistics are taken as they are."""
+        found = Statistics(parameters, self.hold)
+        state = self.state()
+        if state:
+            found.load({"buffers": {**state["buffers"], "digests": []}}, self._ended)
+        return found
+
     def load(self, meta: Mapping[str, Any], remembered: bool) -> None:
         """Continue from `state`. A file without one, of an older version, begins to hold what the model has now."""
         found = meta.get("buffers")

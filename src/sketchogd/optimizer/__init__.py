@@ -1,5 +1,6 @@
 """Applying a projector to the steps of any torch optimizer.
 
+* `wrapped`: the optimizer inside the wrappers of training frameworks
 * `kinds`: whether an object is an optimizer that can be protected
 * `hooks`: before and after a step, settling, previews
 * `reference`: the weights that a displacement is counted from, in full or rounded to int8

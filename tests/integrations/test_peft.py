@@ -1,0 +1,131 @@
+"""PEFT: two tasks in turn with one adapter, several adapters, and a memory that lies beside the adapter."""
+
+import pytest
+import torch
+
+import sketchogd as so
+
+pytest.importorskip("peft", reason="peft is not installed: pip install 'sketchogd[transformers]'")
+pytest.importorskip("transformers", reason="transformers is not installed: pip install 'sketchogd[transformers]'")
+
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from torch.nn.functional import cross_entropy
+
+from sketchogd.integrations.transformers import FILE, ForgettingCallback
+
+from .bert import accuracy, bert, outputs, trainer
+from .tasks import Markers
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+TARGETS = ["query", "key", "value", "dense"]
+
+
+def lora(base=None, **options):
+    torch.manual_seed(1)
+    config = LoraConfig(r=8, lora_alpha=16, target_modules=TARGETS, modules_to_save=["classifier"], **options)
+    return get_peft_model(base or bert(), config)
+
+
+def learn(callbacks, tmp_path):
+    model, found = lora(), []
+    for task in (0, 1):
+        trainer(model, task, tmp_path, callbacks, learning_rate=5e-3).train()
+        found.append([accuracy(model, 0), accuracy(model, 1)])
+    return found
+
+
+def test_two_tasks_in_turn_with_one_lora(tmp_path):
+    free, kept = learn([], tmp_path), learn([ForgettingCallback("1MB", strength=1000.0)], tmp_path)
+    assert free[1][0] < free[0][0] - 0.2, free
+    assert kept[1][0] >= kept[0][0] - 0.03, kept
+    assert min(kept[0][0], kept[1][1]) > 0.9, kept
+
+
+def test_the_memory_lies_beside_the_adapter_and_is_found_with_it(tmp_path):
+    model, callback = lora(), ForgettingCallback("1MB")
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    trainer(model, 0, tmp_path / "run", [callback], **options).train()
+    found = {path.name for path in (tmp_path / "run" / "checkpoint-2").iterdir()}
+    assert {FILE, "adapter_model.safetensors"} <= found
+    model.save_pretrained(tmp_path / "adapter")
+    callback.protection.save(tmp_path / "adapter" / FILE)
+    again = PeftModel.from_pretrained(bert(), tmp_path / "adapter", is_trainable=True)
+    assert torch.equal(outputs(again), outputs(model))
+    other = ForgettingCallback("1MB", path=tmp_path / "adapter" / FILE)
+    trainer(again, 1, tmp_path / "run2", [other], max_steps=2).train()
+    assert other.protection.memory.examples == 2 * 128
+
+
+def steps(model, optimizer, task, n=4):
+    data = Markers(task, 32)
+    for _ in range(n):
+        optimizer.zero_grad()
+        cross_entropy(model(input_ids=data.tokens).logits, data.labels).backward()
+        optimizer.step()
+
+
+def test_each_adapter_has_a_protection_of_its_own():
+    model = lora()
+    model.add_adapter("second", LoraConfig(r=4, target_modules=TARGETS, modules_to_save=["classifier"]))
+    data, protections, optimizers = Markers(0, 32), {}, {}
+    for name in ("default", "second"):
+        model.set_adapter(name)
+        optimizers[name] = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        protections[name] = so.protect(model, optimizers[name], memory=so.LayerMemory(64, strength=1e6))
+        steps(model, optimizers[name], 0)
+        protections[name].remember([({"input_ids": data.tokens}, data.labels)])
+    assert not set(protections["default"].parameters.names) & set(protections["second"].parameters.names)
+    model.set_adapter("default")
+    waiting = protections["second"].parameters.tensors
+    before = [t.detach().clone() for t in waiting]
+    kept = outputs(model)
+    steps(model, optimizers["default"], 1)
+    moved = float((outputs(model) - kept).norm())
+    assert all(
+        torch.equal(a, b.detach()) for a, b in zip(before, protections["second"].parameters.tensors, strict=True)
+    )
+    with pytest.raises(so.ProtectionError, match="no longer requires gradients"):
+        protections["second"].remember([({"input_ids": data.tokens}, data.labels)])
+    protections["default"].detach()
+    steps(model, optimizers["default"], 1)
+    assert float((outputs(model) - kept).norm()) > 2 * moved
+
+
+def test_merging_an_adapter_ends_its_memory_with_words_and_keeps_the_outputs():
+    model = lora()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    protection = so.protect(model, optimizer, budget="1MB")
+    data = Markers(0, 32)
+    steps(model, optimizer, 0)
+    protection.remember([({"input_ids": data.tokens}, data.labels)])
+    before = outputs(model)
+    merged = model.merge_and_unload()
+    torch.testing.assert_close(outputs(merged), before, atol=1e-4, rtol=1e-4)
+    with pytest.raises(so.ProtectionError, match="the model changed since it was protected"):
+        protection.remember([({"input_ids": data.tokens}, data.labels)])
+
+
+@pytest.mark.parametrize("kind", ["dora", "ia3"])
+def test_other_adapters_are_protected_too(kind):
+    """DoRA's magnitudes and all of IA³ belong to no layer: their gradients are sketched."""
+    rule = so.Pull(1e6) if kind == "dora" else so.Project()
+    moved = {}
+    for protect in (True, False):
+        if kind == "dora":
+            model = lora(use_dora=True)
+        else:
+            torch.manual_seed(1)
+            ia3 = IA3Config(target_modules=TARGETS, feedforward_modules=["dense"], modules_to_save=["classifier"])
+            model = get_peft_model(bert(), ia3)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        protection = so.protect(model, optimizer, memory=so.LayerMemory(64, rule=rule, rest=64))
+        data = Markers(0, 32)
+        steps(model, optimizer, 0)
+        protection.remember([({"input_ids": data.tokens}, data.labels)])
+        assert not [row for row in protection.coverage() if "no memory" in row.how]
+        before = outputs(model)
+        if not protect:
+            protection.detach()
+        steps(model, optimizer, 1, n=8)
+        moved[protect] = float((outputs(model) - before).norm())
+    assert moved[True] < 0.4 * moved[False], moved
