@@ -23,8 +23,8 @@ from .errors import NonFiniteError, ProtectionError, ProtectionWarning, StorageE
 from .ledger import Ledger
 from .memory import GradientMemory, LayerMemory, LayerSketch, Memory
 from .model.batches import every_logit, log_likelihood, true_logit
+from .model.buffers import HoldStatistics
 from .model.gradients import per_example_gradients
-from .model.norms import HoldStatistics
 from .model.parameters import ProtectedParameters, excluding
 from .model.sensitivities import layer_signals
 from .projector import (

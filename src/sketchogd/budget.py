@@ -96,7 +96,7 @@ def memory_for(
     parameters: ProtectedParameters,
     every: int,
     seed: int,
-    corrections: bool = False,
+    corrections: int = 0,
     strength: float | None = None,
     reserved: int = 0,
 ) -> Choice:
@@ -111,7 +111,7 @@ def memory_for(
         every: optimizer steps between two projections; more than one needs a copy of the weights.
         seed: for the memory.
         strength: of the pull; None for the usual one.
-        corrections: whether a pull keeps corrections of gradients beside the anchor (`optimizer.joint`).
+        corrections: how many corrections of gradients a pull keeps beside the anchor (`optimizer.joint`).
         reserved: bytes of the budget that something else will take.
 
     Raises:
@@ -122,8 +122,8 @@ def memory_for(
     layers = find_layers(parameters, True) if isinstance(parameters.columns, Whole) else []  # only gradients are split
     in_layers = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in layers)
     full, rounded = (int(parameters.columns.largest(copies_nbytes(tensors, a))) for a in (FULL, Anchor("int8")))
-    times = 2 if corrections else 1
-    copies = (times * full, times * rounded, full if every > 1 else 0)
+    last, mean = min(1, corrections), max(0, corrections - 1)
+    copies = (full * (1 + last) + rounded * mean, rounded * (1 + last + mean), full if every > 1 else 0)
     if 2 * in_layers < parameters.p:
         if strength is not None:
             raise ValueError(

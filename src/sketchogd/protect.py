@@ -14,12 +14,11 @@ from .distributed.team import Alone, Team
 from .errors import ProtectionWarning
 from .memory import GradientMemory, Memory
 from .model.batches import Output
-from .model.norms import HoldStatistics
+from .model.buffers import HoldStatistics, kept_nbytes
 from .model.parameters import ProtectedParameters, Selection
-from .model.statistics import kept_nbytes
 from .model.wrapped import unwrapped_model
+from .optimizer.joint import corrections_kept
 from .optimizer.kinds import require_optimizer
-from .optimizer.step_size import pulls_updates
 from .optimizer.wrapped import unwrapped
 from .protection import Protection
 from .sketch import Sketch
@@ -92,7 +91,7 @@ def protect(
     reason = None
     if memory is None:
         assert budget is not None
-        corrections = every > 1 and not pulls_updates(optimizer, chosen)
+        corrections = corrections_kept(optimizer, chosen, every)
         memory, reason = memory_for(budget, chosen, every, seed, corrections, strength, kept_nbytes(inner, buffers))
     elif isinstance(memory, Sketch):
         memory = GradientMemory(memory)

@@ -22,13 +22,13 @@ from .errors import ProtectionError, ProtectionWarning, StorageError
 from .ledger import Held, Ledger
 from .memory import Memory
 from .model.batches import Output, batch_size, limited, map_tensors, require_batches
+from .model.buffers import HoldStatistics, Statistics
 from .model.calls import Takes
-from .model.norms import HoldStatistics
 from .model.parameters import ProtectedParameters, local
-from .model.statistics import Statistics
 from .model.wrapped import unwrapped_model
 from .optimizer.hooks import UpdateProjection
 from .optimizer.kinds import require_optimizer
+from .optimizer.mean_gradient import ROUNDED
 from .optimizer.reference import FULL, Copy
 from .optimizer.wrapped import unwrapped
 from .projector.base import Anchor, Projector
@@ -400,9 +400,13 @@ class Protection:
                 "weights that the memory pulls back to" if anchor else "weights at the last projection (every > 1)"
             )
             yield from self._copies("reference", purpose, projection.reference, anchor or FULL)
-        if projection.keeps_correction(anchor):
+        kept = projection.corrections_kept(anchor)
+        if kept >= 1:
             purpose = "added to the gradients of the steps between two pulls (every > 1)"
             yield from self._copies("correction", purpose, projection.joint_gradient.correction, anchor or FULL)
+        if kept == 2:
+            purpose = "their mean, to tell the mean gradient from what Adam keeps (every > 1)"
+            yield from self._copies("mean_correction", purpose, projection.joint_gradient.means.corrections, ROUNDED)
 
     def _copies(self, name: str, purpose: str, copies: list[Copy] | None, anchor: Anchor) -> Iterator[Held]:
         if copies is None:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import sketchogd as so
-from sketchogd.memory.spread import empty, energy, moments_of
+from sketchogd.memory.curvature.spread import empty, energy, moments_of
 
 
 def protected(scale=1.0, rule=None, every=1, outputs=3):

@@ -89,7 +89,7 @@ def test_factors_are_the_partial_traces(name, slow, monkeypatch):
     model, x = made(name)
     memory = bound(model, so.LayerMemory(200, seed=1))
     if slow:
-        monkeypatch.setattr("sketchogd.memory.curvature.Product.possible", staticmethod(lambda sketch: False))
+        monkeypatch.setattr("sketchogd.memory.curvature.kinds.Product.possible", staticmethod(lambda sketch: False))
     memory.observe(x[:2], None)
     memory.observe(x[2:], None)
     for layer_name, factors in memory.factors.items():
@@ -280,7 +280,7 @@ def test_an_embedding_that_is_the_output_layer_too_is_one_layer(head, width, slo
     torch.manual_seed(0)
     model, x = Tied(head, width=width).double(), torch.randint(0, 12, (4, 2))
     if slow:
-        monkeypatch.setattr("sketchogd.memory.curvature.Product.possible", staticmethod(lambda sketch: False))
+        monkeypatch.setattr("sketchogd.memory.curvature.kinds.Product.possible", staticmethod(lambda sketch: False))
     combined = lambda output, target: (output * SIGNS[: output.shape[-2]]).sum()  # noqa: E731
     memory = so.LayerMemory(200)
     memory.bind(ProtectedParameters(model), combined)

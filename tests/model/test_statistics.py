@@ -14,9 +14,9 @@ from torch._dynamo.testing import CompileCounter
 
 import sketchogd as so
 from sketchogd.budget import memory_for
-from sketchogd.model.norms import handed_over
+from sketchogd.model.buffers import kept_nbytes
+from sketchogd.model.buffers.norms import handed_over
 from sketchogd.model.parameters import ProtectedParameters
-from sketchogd.model.statistics import kept_nbytes
 
 NORMS = {
     "batch 1d": (lambda: nn.BatchNorm1d(3), (6, 3)),

@@ -6,7 +6,7 @@
 * `forge`: metadata and tensors that lie
 * `files`: damaged files (unsigned) and forged ones with a right checksum
 * `kills`: SIGKILL while a memory is saved, a run trained, a page or a bundle written
-* `pickles`: mutated batches of CIFAR-100
+* `pickles`: damaged and forged batches of CIFAR-100
 * `faults`: a disk that is full, a folder that may not be written, and other faults of files
 * `inputs`: batches that cannot be remembered
 * `processes`: two processes that do not agree

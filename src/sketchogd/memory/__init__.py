@@ -5,11 +5,8 @@
 * `state`: checking and loading the sketches of a state, and describing a sketch in numbers
 * `staging`: gradients computed and checked before they are added
 * `blocks`, `gradients`: the paper's memory, a sketch of per-example gradients
-* `factors`, `others`, `layout`: the two factors of a layer, the parameters of no layer, and which sketches there are
-* `spread`: the unit in which changes of outputs are measured
-* `layer_products`: what a batch adds to these sketches, for single positions
-* `traces`: the same for gradients summed over the positions of an example
-* `curvature`: which of the two is kept, and the eigenpairs that projectors are made of
+* `curvature/`: the two factors of a layer, and what a batch adds to them
+* `others`, `layout`: the parameters of no layer, and which sketches there are
 * `layers`: the layer memory
 """
 

@@ -29,10 +29,8 @@ from ..seeds import derive_seed
 from ..sketch import REGISTRY as SKETCHES
 from ..sketch import ProductSketch, SecondMoment, Sketch
 from ..sketch.stored import Part, require_numbers, require_parts
-from . import spread
 from .base import Memory
-from .curvature import CURVATURES
-from .factors import LayerFactors
+from .curvature import CURVATURES, LayerFactors, spread
 from .layout import Layout, Rank
 from .metadata import LAYERS
 from .others import OtherParameters

@@ -11,7 +11,7 @@ from ..model.parameters import ProtectedParameters
 from ..seeds import derive_seed
 from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch
 from ..sketch.columns import Whole
-from .factors import LayerFactors
+from .curvature import LayerFactors
 from .state import Planned
 
 Rank = int | Mapping[str, int]

@@ -11,6 +11,5 @@
 * `call_gradients`: per-example gradients of these calls, from one backward pass of the batch
 * `gradients`: per-example gradients
 * `sensitivities`: inputs of layers, and gradients of the model's outputs with respect to the outputs of layers
-* `norms`: a norm layer whose running statistics are held, in training too
-* `statistics`: all buffers of a model, which are held and which change
+* `buffers/`: buffers of a model, of which running statistics are held
 """

@@ -24,7 +24,7 @@ from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor, Projector
 from .anchor import penalty, relaxed, tension
 from .finite import FiniteCheck
-from .joint import JointGradient
+from .joint import JointGradient, corrections_kept
 from .meter import Meter
 from .reference import FULL, Copy, displacement
 from .step_size import learning_rate, projects_gradients, pulls_updates, step_size
@@ -295,12 +295,11 @@ class UpdateProjection:
             for copy, t in zip(self.reference, self.parameters.tensors, strict=True):
                 copy.take_(local(t.detach()))
 
-    def keeps_correction(self, anchor: Anchor | None) -> bool:
-        """Whether corrections of gradients will be kept between steps."""
-        joint = (
-            anchor is not None and self._optimizer is not None and not pulls_updates(self._optimizer, self.parameters)
-        )
-        return joint and self.every > 1
+    def corrections_kept(self, anchor: Anchor | None) -> int:
+        """How many corrections of gradients will be kept between steps, per number; see `joint.corrections_kept`."""
+        if anchor is None or self._optimizer is None:
+            return 0
+        return corrections_kept(self._optimizer, self.parameters, self.every)
 
     @torch.no_grad()
     def loosen(self, projector: Projector) -> None:

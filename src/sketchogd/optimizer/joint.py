@@ -11,14 +11,16 @@ which is zero at the balance for every optimizer and every s > 0. For SGD with t
 step on the penalty, so directions that are too stiff for an explicit one do not diverge; s need not be exact.
 
 With `every=m` the correction c = A (D − s g) / s, for m steps ahead, is computed at every m-th step and added at each.
-It is then kept as the anchor is, in full or in one byte per number. Where training settles between two corrections, m
-steps lead less far than m times one step, and with s = m steps each correction would take away ever less of what is
-left to balance. So where less than half of the joint gradient is left at the end, s is how far they led for it: the
-distance that they moved the weights over the norm of the joint gradient that they began with, within one and m steps.
-The noise of small batches hides that the mean gradient fell, and s is m steps then.
+It is then kept as the anchor is, in full or in one byte per number; g is the mean gradient of recent steps where the
+optimizer keeps one (`mean_gradient`), since the noise of one batch would be added to all m steps.
+
+Where training settles between two corrections, m steps lead less far than m times one step, and with s = m steps each
+correction would take away ever less of what is left to balance. So where less than half of the joint gradient is left
+at the end, s is how far they led for it: the distance that they moved the weights over the norm of the joint gradient
+that they began with, within one and m steps. The noise of small batches hides a fall; s is m steps then.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +31,9 @@ from torch.optim import Optimizer
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Projector
 from .finite import Finite, FiniteCheck
+from .mean_gradient import MeanGradients, keeps_corrections
 from .reference import FULL, Copy, displacement
-from .step_size import step_size
+from .step_size import pulls_updates, step_size
 
 EXPLICIT = 1e-4
 """Optimizers that evaluate a closure see g + H D, to this share of a step: their line search needs a true gradient."""
@@ -82,6 +85,13 @@ def signed_sums(v: Tensor) -> Tensor:
     return signs.to(rows) @ rows
 
 
+def corrections_kept(optimizer: Optimizer, parameters: ProtectedParameters, every: int) -> int:
+    """How many corrections an optimizer will need per number: 0, 1 (the last one), or 2 (its mean in one byte too)."""
+    if every == 1 or pulls_updates(optimizer, parameters):
+        return 0
+    return 1 + keeps_corrections(optimizer, every)
+
+
 class JointGradient:
     """Changes gradients before a step. `correction` is kept between steps if `every` > 1, and None otherwise.
 
@@ -94,13 +104,15 @@ class JointGradient:
         self.parameters = parameters
         self.check = check
         self.correction: list[Copy] | None = None
-        self._since = 0
+        self.means = MeanGradients(parameters)
+        self._since = self._added = 0
         self._began = 0.0
         self._from = torch.zeros(SUMS)
 
     def reset(self) -> None:
         """Forget the correction; a new projector begins."""
-        self.correction, self._since = None, 0
+        self.correction, self._since, self._added = None, 0, 0
+        self.means.reset()
 
     def before_step(
         self,
@@ -133,25 +145,31 @@ class JointGradient:
         with torch.no_grad():
             if every == 1:
                 size = step_size(optimizer, self.parameters)
-                correction, finite = self._computed(projector, reference, size, scaled)
+                correction, finite = self._computed(projector, reference, size, self._gradients(scaled), scaled)
                 self._add(self.parameters.unflatten(finite.or_zero(correction)), scaled)
                 return None
             if self.correction is None or self._since >= every:
-                self._renew(projector, reference, every, step_size(optimizer, self.parameters), scaled)
+                self._renew(projector, reference, every, optimizer, scaled)
             if self.correction is not None:
                 self._add([copy.tensor() for copy in self.correction], scaled)
+                self._added += 1
         self._since += 1
         return None
 
     def _renew(
-        self, projector: Projector, reference: Sequence[Copy], every: int, step: float, scaled: "Scaled"
+        self, projector: Projector, reference: Sequence[Copy], every: int, optimizer: Optimizer, scaled: "Scaled"
     ) -> None:
         """Compute the correction for the steps ahead; one that is not finite leaves the last one in place."""
+        step = step_size(optimizer, self.parameters)
         here = signed_sums(displacement(self.parameters, reference))
         size = every * step
         if self.correction is not None and self._joint_norm(scaled) < SETTLED * self._began:
             size = min(size, max(step, float((here - self._from).norm()) / self._began))
-        correction, finite = self._computed(projector, reference, size, scaled)
+        if self.correction is not None:
+            self.means.added(optimizer, self.correction, self._added, every)
+            self._added = 0
+        gradients = self.means.of(optimizer, self._gradients(scaled), self.correction)
+        correction, finite = self._computed(projector, reference, size, gradients, scaled)
         if not finite:
             return
         pieces, anchor = self.parameters.unflatten(correction), projector.anchor or FULL
@@ -177,21 +195,31 @@ class JointGradient:
         def joint() -> Any:
             loss = closure()
             with torch.no_grad():
-                correction, finite = self._computed(projector, reference, size, UNSCALED)
+                gradients = self._gradients(UNSCALED)
+                correction, finite = self._computed(projector, reference, size, gradients, UNSCALED)
                 self._add(self.parameters.unflatten(finite.or_zero(correction)), UNSCALED)
             return loss
 
         return joint
 
+    def _gradients(self, scaled: "Scaled") -> list[Tensor | None]:
+        """The gradients of the batch at hand."""
+        return [None if t.grad is None else scaled.unscaled(local(t.grad)) for t in self.parameters.tensors]
+
     def _computed(
-        self, projector: Projector, reference: Sequence[Copy], size: float, scaled: "Scaled"
+        self,
+        projector: Projector,
+        reference: Sequence[Copy],
+        size: float,
+        gradients: Iterable[Tensor | None],
+        scaled: "Scaled",
     ) -> tuple[Tensor, Finite]:
         """A (D − s g) / s (width,), and whether it is finite."""
         v = displacement(self.parameters, reference)
-        for (t, place), anchor in zip(self.parameters.slices(), reference, strict=True):
-            if t.grad is not None:
+        for (_, place), anchor, gradient in zip(self.parameters.slices(), reference, gradients, strict=True):
+            if gradient is not None:
                 out = v[place].view(anchor.numbers.shape)
-                out.sub_(scaled.unscaled(local(t.grad)).to(out), alpha=size)
+                out.sub_(gradient.to(out), alpha=size)
         correction = projector.protected_part_(v, size).div_(size)
         return correction, self.check.of(correction.sum(), scaled.skips)
 

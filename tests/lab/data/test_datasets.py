@@ -17,7 +17,7 @@ import torch
 
 from sketchogd.lab.data import datasets, fileformats, sources
 from sketchogd.lab.data.fileformats import DataError
-from tools.damaged_pickles import published
+from tools.campaign.pickles import published
 
 SCRIPT = Path(__file__).parents[3] / "tools" / "make_mnist_subset.py"
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..model.layers import MIXED, Layer, Use, grouped, input_rows, sensitivity_rows
-from ..sketch import ProductSketch, SecondMoment, Sketch
+from ...model.layers import MIXED, Layer, Use, grouped, input_rows, sensitivity_rows
+from ...sketch import ProductSketch, SecondMoment, Sketch
 from .factors import LayerFactors
 
 EXPLICIT_BYTES = 64 << 20

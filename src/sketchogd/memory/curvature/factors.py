@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import NonFiniteError
-from ..model.batches import batch_size
-from ..model.layers import Layer, Use, input_rows, sensitivity_rows
-from ..projector.layers import LayerSpectra
-from ..sketch import Sketch
+from ...errors import NonFiniteError
+from ...model.batches import batch_size
+from ...model.layers import Layer, Use, input_rows, sensitivity_rows
+from ...projector.layers import LayerSpectra
+from ...sketch import Sketch
 
 
 @dataclass

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight
 
-from ..model.layers import Use, input_rows, patches, sensitivity_rows
-from ..sketch import ProductSketch, SecondMoment, Sketch
-from ..sketch.testmatrix import TestMatrix
+from ...model.layers import Use, input_rows, patches, sensitivity_rows
+from ...sketch import ProductSketch, SecondMoment, Sketch
+from ...sketch.testmatrix import TestMatrix
 
 SMALLEST, LARGEST = 1e-20, 1e25
 """Between these sums of squares float32 loses no square that matters; others are for `Sketch.observe`, which scales."""

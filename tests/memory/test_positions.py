@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import sketchogd as so
-from sketchogd.memory import layer_products
-from sketchogd.memory.factors import LayerFactors
-from sketchogd.memory.layer_products import Product
+from sketchogd.memory.curvature import positions
+from sketchogd.memory.curvature.factors import LayerFactors
+from sketchogd.memory.curvature.positions import Product
 from sketchogd.model.parameters import ProtectedParameters
 from sketchogd.sketch import SecondMoment
 from sketchogd.sketch.testmatrix import Gaussian, Identity, SparseSign
@@ -87,7 +87,7 @@ def test_products_are_those_of_the_rows(kind, rank, monkeypatch):
 
 def test_sensitivities_of_logits_may_be_taken_together_or_one_by_one(monkeypatch):
     together = observed("cnn", 5)
-    monkeypatch.setattr(layer_products, "_GROUP_BYTES", {})
+    monkeypatch.setattr(positions, "_GROUP_BYTES", {})
     assert_same(observed("cnn", 5), together)
 
 

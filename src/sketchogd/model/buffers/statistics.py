@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import ProtectionWarning
-from ..ledger import Held
+from ...errors import ProtectionWarning
+from ...ledger import Held
+from ..parameters import ProtectedParameters, local
 from .norms import HoldStatistics, NormHooks, has_statistics, is_fresh
-from .parameters import ProtectedParameters, local
 
 UNKNOWN_STEPS = 100
 """Steps of a hand-over where no task was trained before, as with a pretrained model."""

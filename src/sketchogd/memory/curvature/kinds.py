@@ -2,7 +2,7 @@
 
 * `PartialTraces`: M_a = Σ Gᵀ G and M_δ = Σ G Gᵀ (`traces`), the factors of Shampoo (Gupta et al. 2018) for each output;
   the block is taken as M_δ ⊗ M_a / Tr M_a.
-* `SinglePositions`: M_a = Σ a aᵀ and M_δ = Σ δ δᵀ over single positions (`layer_products`), the factors of K-FAC
+* `SinglePositions`: M_a = Σ a aᵀ and M_δ = Σ δ δᵀ over single positions (`positions`), the factors of K-FAC
   (Martens, Grosse 2015); the block is taken as M_δ ⊗ M_a over the number of positions, which is too little where a
   weight is used at several positions of an example.
 
@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..model.batches import batch_size
-from ..model.layers import MIXED, orders_of_positions
-from ..model.sensitivities import Reading
-from ..projector.layers import LayerSpectra
-from ..projector.rules import STRENGTH
+from ...model.batches import batch_size
+from ...model.layers import MIXED, orders_of_positions
+from ...model.sensitivities import Reading
+from ...projector.layers import LayerSpectra
+from ...projector.rules import STRENGTH
+from ..staging import Commit
 from .factors import LayerFactors, require_finite_uses
-from .layer_products import Product, products_of
-from .staging import Commit
+from .positions import Product, products_of
 from .traces import TraceSums, explicit_gradients
 
 Factors = Mapping[str, LayerFactors]
