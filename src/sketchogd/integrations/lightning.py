@@ -1,6 +1,7 @@
 """A callback for Lightning's Trainer: protects its optimizer, remembers at the end, is part of its checkpoints."""
 
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,21 @@ from ..errors import ProtectionError
 from ..protect import protect
 from ..protection import Protection
 from .examples import batches_of, processes
+
+
+class _Settling:
+    """Settles weights that are about to be saved; copies of the module have an inert one."""
+
+    def __init__(self, protection: Protection | None) -> None:
+        self._protection = None if protection is None else weakref.ref(protection)
+
+    def __call__(self, *_: Any) -> None:
+        protection = None if self._protection is None else self._protection()
+        if protection is not None:
+            protection.settle()
+
+    def __reduce__(self) -> Any:
+        return _Settling, (None,)
 
 
 class ForgettingCallback(Callback):
@@ -52,6 +68,7 @@ class ForgettingCallback(Callback):
         self.options = options
         self.protection: Protection | None = None
         self._loaded: dict[str, Any] | None = None
+        self._hook: Any = None
 
     def state_dict(self) -> dict[str, Any]:
         """The memory, for a checkpoint; waiting steps are projected first, in the weights that Lightning saves too."""
@@ -84,6 +101,7 @@ class ForgettingCallback(Callback):
             self.protection.load_state_dict(loaded)
         elif fresh and self.path is not None and self.path.exists():
             self.protection.load(self.path)
+        self._hook = pl_module.register_state_dict_pre_hook(_Settling(self.protection))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -106,6 +124,8 @@ class ForgettingCallback(Callback):
         """Remember, and save to `path`."""
         if self.protection is None:
             return
+        if self._hook is not None:
+            self._hook.remove()
         self.protection.remember(*self._batches(trainer.train_dataloader))
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -109,7 +109,7 @@ class UpdateProjection:
             unguard(self, self._optimizer)
         self._optimizer = None
         self.pending, self._travelled, self._stepping = 0, 0.0, False
-        self._unsettled.disarm()
+        self._unsettled.remove()
         self.joint_gradient.reset()
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
 """Warn where weights are used while steps wait for their projection: such weights are not yet protected.
 
-Hooks are on the model only while steps wait, so they cost nothing where every step is projected at once.
+Hooks come onto the model with the first step that waits, so they cost nothing where every step is projected at once.
 """
 
 import warnings
@@ -25,11 +25,12 @@ class UnsettledHooks:
         self._hook = _Hook(self)
         self._handles: list[Any] = []
         self._warned = False
+        self.waiting = False
         self.trains = True
 
     def arm(self) -> None:
         """Watch the model, after every step that waits; the mode it has then is the one it trains in."""
-        self.trains = self._model.training
+        self.trains, self.waiting = self._model.training, True
         if not self._handles and not self._warned:
             self._handles = [
                 self._model.register_forward_pre_hook(self._hook.forward),
@@ -37,14 +38,19 @@ class UnsettledHooks:
             ]
 
     def disarm(self) -> None:
+        """Nothing waits any more."""
+        self.waiting = False
+
+    def remove(self) -> None:
         """Leave no trace on the model."""
+        self.disarm()
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def warn(self, what: str) -> None:
         """Warn, the first time."""
-        if self._warned:
+        if self._warned or not self.waiting:
             return
         self._warned = True
         warnings.warn(
