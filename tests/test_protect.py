@@ -151,15 +151,22 @@ def test_compiled_models_are_protected_as_what_they_wrap():
     assert protection.parameters.names[0] == "0.weight"
 
 
-def test_ledger_lists_every_tensor_and_prints():
-    model, optimizer, protection, x, y = setup(memory=so.LayerSketch(rank=8), every=5)
+@pytest.mark.parametrize(("every", "mean"), [(5, True), (100, False)])
+def test_ledger_lists_every_tensor_and_prints(every, mean):
+    model, optimizer, protection, x, y = setup(memory=so.LayerSketch(rank=8), every=every)
     protection.remember([(x, y)])
-    cross_entropy(model(x), y).backward()
-    optimizer.step()
-    ledger = protection.ledger()
     weights = sum(p.numel() * 4 for p in model.parameters())
-    # the anchor, and the correction that Adam is given between two pulls
-    assert ledger.nbytes == protection.memory.nbytes + 2 * weights == sum(e.nbytes for e in ledger)
+    # The anchor, the correction that Adam is given between two pulls, and the mean of corrections in int8 with a
+    # scale per row, which Adam's mean gradient needs unless it has forgotten the last correction: 0.9^100 is nothing.
+    rounded = sum(p.numel() + 4 * (len(p) if p.ndim > 1 else 1) for p in model.parameters())
+    expected = protection.memory.nbytes + 2 * weights + mean * rounded
+    for _ in range(every + 2):  # the same before these are computed as after
+        ledger = protection.ledger()
+        assert ledger.nbytes == expected == sum(e.nbytes for e in ledger)
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert {"mean_correction" in e.name for e in ledger} == {mean, False}
     text = str(ledger)
     assert "0.inputs.rows" in text
     assert f"{ledger.nbytes:,}" in text
