@@ -11,7 +11,8 @@ from types import FrameType
 def uninterrupted() -> Iterator[None]:
     """Hold an interrupt (SIGINT) back until the block has ended; a second one is let through at once.
 
-    In a thread other than the main one, or where a program handles the signal outside of Python, nothing is held back.
+    In a thread other than the main one, or where a program ignores the signal or handles it outside of Python, nothing
+    is held back.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

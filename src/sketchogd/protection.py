@@ -7,7 +7,7 @@ step from batches to the memory goes through a `Team`.
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from .adopt import carried, carried_anchor, require_grown
 from .coverage import Coverage
 from .distributed.team import Batch, Team
 from .errors import ProtectionError, ProtectionWarning, StorageError
+from .interrupts import uninterrupted
 from .ledger import Held, Ledger
 from .memory import Memory
 from .model.batches import Output, batch_size, limited, map_tensors, require_batches
@@ -131,7 +132,8 @@ class Protection:
         self.parameters.require_unchanged()
         self._require_known()
         placed = (self._placed(inputs, targets) for inputs, targets in batches)
-        undo, changed = self._projection.settle_for_now(), False
+        undo: Callable[[], None] | None = None
+        changed = False
 
         def outdate() -> None:
             nonlocal changed
@@ -139,10 +141,13 @@ class Protection:
             self._outdate()
 
         try:
+            with uninterrupted():
+                undo = self._projection.settle_for_now()
             self._team.observe(self.memory, placed, outdate)
         except BaseException:
-            if not changed:
-                undo()
+            if undo is not None and not changed:
+                with uninterrupted():
+                    undo()
             raise
 
     def _require_known(self) -> None:

@@ -1,6 +1,8 @@
 """A refused batch, or Ctrl-C while one is observed, changes nothing: compared tensor by tensor."""
 
+import itertools
 import signal
+import sys
 
 import pytest
 import torch
@@ -84,37 +86,145 @@ def test_a_refused_batch_changes_nothing(memory, batch, call):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("memory", ["layers", "gradients", "blocks"])
-def test_ctrl_c_leaves_all_of_a_batch_or_nothing(memory, monkeypatch):
-    """While gradients are computed: nothing; while they are added: everything, and then the interrupt is raised."""
-    _, _, protection = training(memory)
-    before = held(protection)
-    with monkeypatch.context() as patch:
-        patch.setattr(nn.LayerNorm, "forward", lambda self, x: signal.raise_signal(signal.SIGINT))
-        with pytest.raises(KeyboardInterrupt):
-            protection.observe(*data(3))
-    assert all(torch.equal(t, held(protection)[name]) for name, t in before.items())
-    names = [name for name, _ in protection.memory.sketches()]
+@pytest.fixture
+def _handled():
+    """SIGINT raises KeyboardInterrupt, as in a terminal; what a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupted(function, times):
+    """A function that is interrupted in its first call, before it does what it does; `times` counts that."""
+
+    def call(*args):
+        if not times:
+            times.append(signal.raise_signal(signal.SIGINT))
+        return function(*args)
+
+    return call
+
+
+def interrupt_adding(protection, monkeypatch):
+    """Interrupt the first sketch that is given something to add; the list returned is empty until then."""
+    times = []
     kind = type(next(sketch for _, sketch in protection.memory.sketches()))
-    counts = [sketch.count for _, sketch in protection.memory.sketches()]
-    added = []
     for method in ("observe", "add_product"):
         if hasattr(kind, method):
-            plain = getattr(kind, method)
+            monkeypatch.setattr(kind, method, interrupted(getattr(kind, method), times))
+    return times
 
-            def interrupted(self, *args, plain=plain):
-                if not added:
-                    added.append(signal.raise_signal(signal.SIGINT))
-                plain(self, *args)
 
-            monkeypatch.setattr(kind, method, interrupted)
+def state_of(model):
+    """What must be as it was: modes, hooks, and which tensors are parameters, of every module."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_pre_hooks")
+    return [
+        (name, module.training, [list(getattr(module, kind)) for kind in hooks], list(map(id, module.parameters())))
+        for name, module in model.named_modules()
+    ]
+
+
+def counts_of(protection):
+    return {name: sketch.count for name, sketch in protection.memory.sketches()}
+
+
+@pytest.mark.usefixtures("_handled")
+@pytest.mark.parametrize("memory", ["layers", "gradients", "blocks"])
+def test_ctrl_c_leaves_all_of_a_batch_or_nothing(memory, monkeypatch):
+    """While gradients are computed: nothing; while they are added: everything. Then the interrupt is raised."""
+    model, _, protection = training(memory)
+    before, state, times = held(protection), state_of(model), []
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.LayerNorm, "forward", interrupted(nn.LayerNorm.forward, times))
+        with pytest.raises(KeyboardInterrupt):
+            protection.observe(*data(3))
+    assert times == [None]
+    assert all(torch.equal(t, held(protection)[name]) for name, t in before.items())
+    assert protection.pending == 3
+    assert state_of(model) == state
+    counts, times = counts_of(protection), interrupt_adding(protection, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         protection.observe(*data(3))
-    assert added == [None]
+    assert times == [None]
     assert protection.memory.examples == 40
-    now = dict(zip(names, [sketch.count for _, sketch in protection.memory.sketches()], strict=True))
-    assert all(now[name] == 2 * count for name, count in zip(names, counts, strict=True))
+    assert counts_of(protection) == {name: 2 * count for name, count in counts.items()}
+    assert state_of(model) == state
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("_handled")
+def test_a_second_ctrl_c_does_not_wait(monkeypatch):
+    _, _, protection = training("gradients")
+    calls = []
+
+    def twice(self, x):
+        calls.append(signal.raise_signal(signal.SIGINT))
+        signal.raise_signal(signal.SIGINT)
+        calls.append("went on")
+
+    monkeypatch.setattr(nn.LayerNorm, "forward", twice)
+    with pytest.raises(KeyboardInterrupt):
+        protection.observe(*data(3))
+    assert calls == [None]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("_handled")
+def test_ctrl_c_that_a_process_ignores_stays_ignored(monkeypatch):
+    _, _, protection = training("gradients")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    times = interrupt_adding(protection, monkeypatch)
+    protection.observe(*data(3))
+    assert times == [None]
+    assert protection.memory.examples == 40
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+STRIDE = 29
+"""Every so many calls of functions written in C, one is interrupted: 60 to 100 moments, at least two while adding."""
+
+
+def observe_interrupted(protection, at):
+    """Observe a batch with Ctrl-C before the call number `at` of a function written in C; whether there was one."""
+    calls = 0
+
+    def profile(frame, event, arg):
+        nonlocal calls
+        calls += event == "c_call"
+        if event == "c_call" and calls == at:
+            signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(profile)
+    try:
+        protection.observe(*data(3))
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    assert calls < at, "an interrupt was lost"
+    return False
+
+
+@pytest.mark.usefixtures("_handled")
+@pytest.mark.parametrize("memory", ["layers", "gradients", "pulled"])
+def test_ctrl_c_at_any_moment_leaves_the_model_as_it_was(memory):
+    """Also while steps that wait are projected, modules change their mode, or torch.func replaces parameters."""
+    seen = set()
+    for at in itertools.count(1, STRIDE):
+        model, optimizer, protection = training(memory)
+        before, state = held(protection), state_of(model)
+        if not observe_interrupted(protection, at):
+            break
+        seen.add(protection.memory.examples)
+        assert state_of(model) == state
+        assert torch.is_grad_enabled()
+        if protection.memory.examples == 20:
+            assert protection.pending == 3
+            assert all(torch.equal(t, held(protection)[name]) for name, t in before.items())
+        train(model, optimizer, 1)
+        protection.observe(*data(3))
+    assert seen == {20, 40}
+    assert at > 10 * STRIDE
 
 
 def test_a_batch_that_is_refused_after_others_keeps_these():

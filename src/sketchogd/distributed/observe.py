@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NonFiniteError, ProtectionError
+from ..interrupts import uninterrupted
 from ..linalg.dense import squared_norm
 from ..memory import GradientMemory, LayerMemory, Memory
 from ..memory.staging import Commit, staged_rows
@@ -28,7 +29,7 @@ from ..model.batches import batch_size, map_tensors
 from ..sketch import Additive, GradientSketch, PCARows, ProductSketch, RandomRows, Sketch, SymmetricSketch
 from .group import Group
 from .shards import FlatShard
-from .team import Batch, add
+from .team import Batch, add, staged
 
 SCATTER_BYTES = 32 << 20
 """Bytes of one block of a sketch's update that is summed and scattered."""
@@ -124,7 +125,7 @@ class BySum(Sharing):
         error: Exception | None = None
         commit: Commit = _nothing
         try:
-            commit = commit if batch is None else memory.stage(*batch, ahead)
+            commit = commit if batch is None else staged(memory, *batch, ahead)
         except Exception as caught:
             error = caught
         self._require_none(self.group.numbers(_FAILED if error is not None else 0), error)
@@ -256,8 +257,10 @@ Linear = GradientSketch | ProductSketch | SymmetricSketch
 def _chunks(memory: GradientMemory, batches: Iterable[Batch]) -> Iterator[Tensor]:
     for inputs, targets in batches:
         if batch_size(inputs):
-            inputs, targets = memory.prepared(inputs, targets)
-            yield from staged_rows(memory.signals, inputs, targets, _require_finite)()
+            with uninterrupted():
+                inputs, targets = memory.prepared(inputs, targets)
+                chunks = staged_rows(memory.signals, inputs, targets, _require_finite)
+            yield from chunks()
 
 
 def _require_finite(rows: Tensor) -> None:
@@ -285,7 +288,7 @@ class BySameExamples(Sharing):
                 for start in range(0, n, memory.signals.chunk):
                     part = slice(start, start + memory.signals.chunk)
                     x, y = (map_tensors(lambda t: t[part], value) for value in (inputs, targets))  # noqa: B023
-                    add(memory.stage(x, y), outdate)
+                    add(staged(memory, x, y), outdate)
 
     def complete(self, memory: Memory) -> None:
         """Nothing is left to do."""

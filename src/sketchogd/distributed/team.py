@@ -20,6 +20,16 @@ State = tuple[Mapping[str, Any], Mapping[str, Tensor]]
 """Metadata and tensors of a memory's state."""
 
 
+def staged(memory: Memory, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
+    """Return `memory.stage` of a batch; an interrupt waits until it is done, and then nothing is added.
+
+    torch.func puts other tensors in the place of a model's parameters. An interrupt while it takes them out again would
+    leave the model without its parameters, and one between two modules without its mode.
+    """
+    with uninterrupted():
+        return memory.stage(inputs, targets, ahead)
+
+
 def add(commit: Commit, outdate: Callable[[], None]) -> None:
     """Outdate the projector and add to the memory what was staged; an interrupt waits until both are done."""
     with uninterrupted():
@@ -96,7 +106,7 @@ class Alone(Team):
         """One batch after the other; an empty batch changes nothing."""
         for inputs, targets in batches:
             if batch_size(inputs):
-                add(memory.stage(inputs, targets), outdate)
+                add(staged(memory, inputs, targets), outdate)
 
     def complete(self, memory: Memory) -> None:
         """The memory knows everything already."""

@@ -154,8 +154,8 @@ def _only_tensors(output: Any) -> tuple[Any, Any]:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put every module into eval mode inside the block; afterwards, restore each module's own flag."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
     try:
+        model.eval()
         yield
     finally:
         for module in training:
