@@ -14,7 +14,7 @@ from .errors import ProtectionError
 from .memory import GradientMemory, LayerMemory, Memory
 from .model.batches import Output
 from .model.parameters import ProtectedParameters
-from .optimizer.reference import Copy
+from .optimizer.reference import FULL, Copy
 from .projector.base import Anchor
 from .sketch import Additive, Sketch
 from .sketch.columns import Whole
@@ -138,16 +138,22 @@ def _carry(source: Sketch, target: Sketch, index: Tensor) -> None:
 def carried_anchor(
     copies: list[Copy], old: ProtectedParameters, new: ProtectedParameters, anchor: Anchor
 ) -> list[Copy]:
-    """The weights that are pulled back to: the old ones, and the present ones of what is new."""
+    """The weights that are pulled back to: the old ones, and the present ones of what is new.
+
+    In full where coordinates are to be kept: their directions are known with the new projector only.
+    """
     kept = dict(zip(old.names, copies, strict=True))
     found = []
     for name, tensor in zip(new.names, new.tensors, strict=True):
         copy = kept.get(name)
-        if copy is not None and copy.numbers.shape == tensor.shape:
+        if copy is not None and copy.shape == tensor.shape and copy.span is None:
             found.append(copy)
             continue
         weights = tensor.detach().clone()
         if copy is not None:
-            weights[_corner(copy.numbers.shape)] = copy.tensor().to(weights)
-        found.append(Copy.of(weights, anchor))
+            corner = weights[_corner(copy.shape)]
+            moved = corner.clone()
+            copy.subtract_from_(moved)
+            corner -= moved
+        found.append(Copy.of(weights, FULL if anchor.in_span else anchor))
     return found

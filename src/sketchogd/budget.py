@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 from .memory import GradientMemory, LayerMemory, Memory
 from .model.layers import find_layers
 from .model.parameters import ProtectedParameters, local
-from .optimizer.reference import FULL, copies_nbytes
+from .optimizer.joint import correction_form
+from .optimizer.reference import ROUNDED, copies_nbytes
 from .projector import Anchor
+from .projector.span import Span
 from .sketch import ProductSketch
 from .sketch.base import largest_rank
 from .sketch.columns import Whole
@@ -71,24 +73,27 @@ class Choice(NamedTuple):
 ANCHORS: tuple[dict[str, Any], ...] = (
     {},
     {"anchor_dtype": "int8"},
+    {"anchor_dtype": "span"},
     {"ridge": 0.0, "energy": 0.95, "outputs": False},
 )
-"""Settings of a layer memory by its anchor: in full, in one byte per weight, or none (inputs only, projected hard)."""
+"""Settings of a layer memory by its anchor: in full, in one byte per weight, its coordinates in the directions that
+were remembered, or none (inputs only, projected hard)."""
 
 _ABOUT = (
     "",
     " Its anchor has one byte per weight: in full it would leave too little for the sketches.",
-    " Inputs only, projected hard: an anchor of one byte per weight would leave too little for the sketches.",
+    " Its anchor is kept in the remembered directions only: whole it would leave too little for the sketches.",
+    " Inputs only, projected hard: an anchor would leave too little for the sketches.",
 )
 
 
 def anchor_for(nbytes: int, copies: Sequence[int]) -> int:
-    """Which of `ANCHORS` a budget allows: the first whose copy of the weights leaves half of the bytes.
+    """Which of `ANCHORS` a budget allows: the first whose copies of the weights leave half of the bytes.
 
-    >>> [anchor_for(nbytes, (400, 100, 0)) for nbytes in (800, 799, 200, 199)]
+    >>> [anchor_for(nbytes, (400, 100)) for nbytes in (800, 799, 200, 199)]
     [0, 1, 1, 2]
     """
-    return next((i for i, copy in enumerate(copies) if 2 * copy <= nbytes), 1)
+    return next((i for i, copy in enumerate(copies) if 2 * copy <= nbytes), 2)
 
 
 def memory_for(
@@ -118,19 +123,28 @@ def memory_for(
         ValueError: the budget is too small; the message says how many bytes are needed.
     """
     tensors = [local(t) for t in parameters.tensors]
-    nbytes = parse_bytes(budget, int(parameters.columns.largest(copies_nbytes(tensors)))) - reserved
+    whole = int(parameters.columns.largest(copies_nbytes(tensors)))
+    nbytes, nowhere = parse_bytes(budget, whole) - reserved, [None] * len(tensors)
     layers = find_layers(parameters, True) if isinstance(parameters.columns, Whole) else []  # only gradients are split
     in_layers = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in layers)
-    full, rounded = (int(parameters.columns.largest(copies_nbytes(tensors, a))) for a in (FULL, Anchor("int8")))
     last, mean = min(1, corrections), max(0, corrections - 1)
-    copies = (full * (1 + last) + rounded * mean, rounded * (1 + last + mean), full if every > 1 else 0)
+
+    def copies(anchor: int, spans: Sequence[Span | None]) -> int:
+        """The bytes of the anchor and of the corrections of an entry of `ANCHORS`."""
+        form = Anchor(ANCHORS[anchor].get("anchor_dtype"))
+        if "ridge" in ANCHORS[anchor]:
+            return whole if every > 1 else 0
+        sizes = [copies_nbytes(tensors, each, spans) for each in (form, correction_form(form), ROUNDED)]
+        return sum(int(parameters.columns.largest(n)) * k for n, k in zip(sizes, (1, last, mean), strict=True))
+
     if 2 * in_layers < parameters.p:
         if strength is not None:
             raise ValueError(
                 "strength= is for a layer memory, and most parameters of this model belong to no layer; give memory= "
                 "with the rule, such as so.GradientMemory(sketch, strength=2.0)"
             )
-        rank = _rank(nbytes, parameters, lambda k: GradientMemory(ProductSketch(k)), copies[2], parameters.p)
+        kept = whole if every > 1 else 0
+        rank = _rank(nbytes, parameters, lambda k: GradientMemory(ProductSketch(k)), lambda _: kept, parameters.p)
         # In rows, not bytes: without a stored test matrix every sketch takes the bytes of its rows, and they count.
         advice = recommend(typical_spectrum(), vectors=rank, d=parameters.p)
         return Choice(
@@ -139,22 +153,25 @@ def memory_for(
             f"like that of other networks: {advice.reason}",
         )
     widths = [layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers]
-    anchor = anchor_for(nbytes, copies)
+    anchor = anchor_for(nbytes, [copies(i, nowhere) for i in range(2)])
 
     def memory(rank: int) -> LayerMemory:
         own = ANCHORS[anchor]
         return LayerMemory(rank, **own, strength=None if "ridge" in own else strength, seed=seed)
 
+    def beside(rank: int) -> int:
+        return copies(anchor, memory(rank).spans(parameters))
+
     # Sketches of the smallest rank may still be too large beside this anchor; the last kind is the smallest of all.
-    last = 1 if every > 1 else 2
-    while anchor < last and memory(min(SMALLEST_RANK, max(widths))).cost(parameters) + copies[anchor] > nbytes:
+    smallest = min(SMALLEST_RANK, max(widths))
+    while anchor < len(ANCHORS) - 1 and memory(smallest).cost(parameters) + beside(smallest) > nbytes:
         anchor += 1
     if strength is not None and "ridge" in ANCHORS[anchor]:
         raise ValueError(
-            f"strength= is for a pull to an anchor, for which a budget of {nbytes:,} bytes is too small: the anchor "
-            f"alone takes {copies[1]:,} bytes. Raise the budget, or leave strength= out for a projection of inputs"
+            f"strength= is for a pull to an anchor, for which a budget of {nbytes:,} bytes is too small. Raise the "
+            "budget, or leave strength= out for a projection of inputs"
         )
-    rank = _rank(nbytes, parameters, memory, copies[anchor], max(widths))
+    rank = _rank(nbytes, parameters, memory, beside, max(widths))
     return Choice(
         memory(rank),
         f"{in_layers / parameters.p:.0%} of the parameters belong to layers, whose inputs and sensitivities take far "
@@ -163,12 +180,17 @@ def memory_for(
 
 
 def _rank(
-    nbytes: int, parameters: ProtectedParameters, memory: Callable[[int], Memory], copies: int, limit: int
+    nbytes: int,
+    parameters: ProtectedParameters,
+    memory: Callable[[int], Memory],
+    beside: Callable[[int], int],
+    limit: int,
 ) -> int:
     """The largest rank that fits beside the copies of the weights; ValueError where it is too small to be of use."""
     smallest = min(SMALLEST_RANK, limit)
-    rank = largest_rank(lambda k: memory(k).cost(parameters) + copies <= nbytes, limit)
+    rank = largest_rank(lambda k: memory(k).cost(parameters) + beside(k) <= nbytes, limit)
     if rank < smallest:
+        copies = beside(smallest)
         copy = f", {copies:,} of them for a copy of the weights" if copies else ""
         raise ValueError(
             f"a budget of {nbytes:,} bytes is too small for {parameters.p:,} parameters: the smallest useful memory "

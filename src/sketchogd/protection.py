@@ -28,9 +28,9 @@ from .model.calls import Takes
 from .model.parameters import ProtectedParameters, local
 from .model.wrapped import unwrapped_model
 from .optimizer.hooks import UpdateProjection
+from .optimizer.joint import correction_form
 from .optimizer.kinds import require_optimizer
-from .optimizer.mean_gradient import ROUNDED
-from .optimizer.reference import FULL, Copy
+from .optimizer.reference import FULL, ROUNDED, Copy
 from .optimizer.wrapped import unwrapped
 from .projector.base import Anchor, Projector
 from .storage import file, fingerprint, restore
@@ -209,7 +209,7 @@ class Protection:
         weight, examples = self._weight, self._examples
         projector = self._compute()
         if projector.anchor is not None and self._examples == examples:
-            self._projection.go_on()  # nothing is new, or a batch was refused
+            self._projection.go_on(projector)  # nothing is new, or a batch was refused
         else:
             self._projection.renew(projector, self._weight / weight)
 
@@ -348,6 +348,8 @@ class Protection:
         self._stale, known = False, self._projector is not None
         self._projector = memory.projector() if known else None
         new.reference = copies
+        if self._projector is not None:
+            new.go_on(self._projector)
 
     def _take_over(self, new: UpdateProjection, optimizer: Optimizer | None) -> None:
         """Let another projection hook an optimizer; the old one stays where that fails."""
@@ -408,7 +410,9 @@ class Protection:
         kept = projection.corrections_kept(anchor)
         if kept >= 1:
             purpose = "added to the gradients of the steps between two pulls (every > 1)"
-            yield from self._copies("correction", purpose, projection.joint_gradient.correction, anchor or FULL)
+            yield from self._copies(
+                "correction", purpose, projection.joint_gradient.correction, correction_form(anchor)
+            )
         if kept == 2:
             purpose = "their mean, to tell the mean gradient from what Adam keeps (every > 1)"
             yield from self._copies("mean_correction", purpose, projection.joint_gradient.means.corrections, ROUNDED)
@@ -416,8 +420,10 @@ class Protection:
     def _copies(self, name: str, purpose: str, copies: list[Copy] | None, anchor: Anchor) -> Iterator[Held]:
         if copies is None:
             # Room of full size is not allocated only to be counted: the weights themselves stand for it.
+            spans = self.memory.spans(self.parameters)
             weights = [local(t.detach()) for t in self.parameters.tensors]
-            copies = [Copy(t) if anchor == FULL else Copy.like(t, anchor) for t in weights]
+            pairs = zip(weights, spans, strict=True)
+            copies = [Copy(t) if anchor == FULL else Copy.like(t, anchor, span) for t, span in pairs]
         for parameter, copy in zip(self.parameters.names, copies, strict=True):
             for suffix, part in copy.parts():
                 yield Held(f"{name}.{parameter}{suffix}", purpose, part)
@@ -483,8 +489,8 @@ class Protection:
         self.settle()
         self._projection.joint_gradient.reset()  # computed anew at the next step, here and by whoever loads this
         self._team.complete(self.memory)
-        if self._stale and self.memory.lasting:
-            self._renew()  # a basis of its own is not stored; loading computes the same one
+        if self._stale and (self.memory.lasting or self.memory.rule.anchor is not None):
+            self._renew()  # a basis of its own is not stored, nor what an old pull was holding
         state = self.memory.state_dict()
         flags = {"stale": self._stale, "remembered": self._projector is not None}
         meta = {"format": file.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}

@@ -5,7 +5,7 @@ into what training applies to an update.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from ..model.batches import Output
 from ..model.parameters import ProtectedParameters
 from ..projector.base import Projector
 from ..projector.rules import Rule
+from ..projector.span import Span
 from ..sketch import Sketch
 from .staging import Commit
 
@@ -72,6 +73,13 @@ class Memory(ABC):
     @abstractmethod
     def cost(self, parameters: ProtectedParameters) -> int:
         """The most bytes that the memory keeps for these parameters."""
+
+    @abstractmethod
+    def spans(self, parameters: ProtectedParameters) -> Sequence[Span | None]:
+        """For each parameter the directions that an anchor with coordinates may have, as many as there can be.
+
+        None where the anchor keeps the parameter itself. The memory need not be bound.
+        """
 
     @abstractmethod
     def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:

@@ -89,6 +89,10 @@ class GradientMemory(Memory):
             raise ValueError(f"power is the exponent of a gradient's norm, such as 1.0; got {power!r}")
         positive(blocks=blocks)
         self.rule = rule_from(rule, Project(), strength=strength)
+        if self.rule.anchor is not None and self.rule.anchor.in_span:
+            raise ValueError(
+                'anchor_dtype="span" is for layer memories; a gradient memory keeps the weights themselves'
+            )
         if isinstance(self.rule, Pull) and power:
             raise ValueError("a pull weighs how much outputs change, which gradients scaled by power= do not tell")
         self.sketch = sketch
@@ -149,6 +153,10 @@ class GradientMemory(Memory):
             rank = min(self.sketch.settings().get("rank", 0) + self.sketch.settings().get("corank", 0), p)
             bytes_ += rank * width * (self.basis_dtype or dtype).itemsize + rank * rank * dtype.itemsize
         return bytes_
+
+    def spans(self, parameters: ProtectedParameters) -> list[None]:
+        """See `Memory`."""
+        return [None] * len(parameters)
 
     def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
         """See `Memory`."""

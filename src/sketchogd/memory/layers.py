@@ -25,6 +25,7 @@ from ..model.parameters import ProtectedParameters
 from ..model.sensitivities import Reading
 from ..projector.layers import LayerPlace, LayersProjector
 from ..projector.rules import DAMPING, Pull, Rule, rule_from
+from ..projector.span import Span
 from ..seeds import derive_seed
 from ..sketch import REGISTRY as SKETCHES
 from ..sketch import ProductSketch, SecondMoment, Sketch
@@ -140,6 +141,11 @@ class LayerMemory(Memory):
         """See `Memory`."""
         sums = spread.empty(torch.device("meta")).nbytes if self.curvature.name == "traces" else 0
         return self._layout.cost(parameters) + sums
+
+    def spans(self, parameters: ProtectedParameters) -> list[Span | None]:
+        """See `Memory`."""
+        coordinates = self.rule.anchor is not None and self.rule.anchor.in_span
+        return self._layout.spans(parameters) if coordinates else [None] * len(parameters)
 
     def _bind(self, parameters: ProtectedParameters, output: Output | None) -> None:
         """See `Memory`; the default output is every logit."""
@@ -276,7 +282,8 @@ class LayerMemory(Memory):
         for name, factors in self.factors.items():
             layer, spectra = factors.layer, self.curvature.spectra(factors)
             bias = None if layer.bias is None else index[id(layer.bias)]
-            places[name] = LayerPlace(index[id(layer.weight)], bias, layer.kind in TRANSPOSED)
+            tokens = layer.kind == "embedding"
+            places[name] = LayerPlace(index[id(layer.weight)], bias, layer.kind in TRANSPOSED, tokens)
             if spectra is not None:
                 layers[name] = self.rule.on_layer(spectra, self.weight)
         others = None if self.others is None else self.others.projector(self.rule, self.weight)

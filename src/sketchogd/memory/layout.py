@@ -6,8 +6,9 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from ..model.layers import Layer, find_layers
+from ..model.layers import TRANSPOSED, Layer, find_layers
 from ..model.parameters import ProtectedParameters
+from ..projector.span import Span
 from ..seeds import derive_seed
 from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch
 from ..sketch.columns import Whole
@@ -70,6 +71,17 @@ class Layout:
         if found is not None:
             sketches.append(Planned("rest", found[1], Whole(found[0].p)))
         return sketches, counts
+
+    def spans(self, parameters: ProtectedParameters) -> list[Span | None]:
+        """As many directions of each parameter as its sketch can hold; their numbers are not set."""
+        found: dict[int, Span] = {}
+        for layer in find_layers(parameters, self.tied):
+            tokens, width = layer.kind == "embedding", layer.width
+            n = layer.fan_out if tokens else layer.fan_in
+            rows = min(self._rank_of(layer.name), n if tokens else width)
+            basis = layer.weight.detach().new_empty(1, 1).expand(rows, n)
+            found[id(layer.weight)] = Span(basis, None, layer.kind in TRANSPOSED and not tokens)
+        return [found.get(id(t)) for t in parameters.tensors]
 
     def of_no_layer(self, parameters: ProtectedParameters) -> tuple[ProtectedParameters, Sketch] | None:
         """The parameters that belong to no layer and an unbound sketch for their gradients, if there are any."""

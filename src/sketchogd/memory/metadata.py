@@ -86,7 +86,10 @@ LAYERS = schema.record(
                 "energy": schema.number(0.0, 1.0),
                 "rest": schema.maybe(RANK),
             },
-            {"anchor_dtype": schema.maybe(schema.word("int8")), "curvature": schema.word("traces", "positions")},
+            {
+                "anchor_dtype": schema.maybe(schema.word("int8", "span")),
+                "curvature": schema.word("traces", "positions"),
+            },
         ),
         "examples": schema.whole(),
         "tasks": schema.whole(),

@@ -10,7 +10,7 @@ again. For SGD this happens after the step. Other optimizers take steps that are
 pull after the step balances the new loss: in *joint mode* they are given the gradient of both (`joint`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -290,10 +290,14 @@ class UpdateProjection:
         if projector.anchor is not None and self.reference is not None:
             return
         if self.reference is None:
-            self.reference = [Copy.of(local(t.detach()), projector.anchor or FULL) for t in self.parameters.tensors]
+            self.reference = self._copies(projector, [local(t.detach()) for t in self.parameters.tensors])
         else:
             for copy, t in zip(self.reference, self.parameters.tensors, strict=True):
                 copy.take_(local(t.detach()))
+
+    def _copies(self, projector: Projector, weights: Iterable[Tensor]) -> list[Copy]:
+        anchor = projector.anchor or FULL
+        return [Copy.of(t, anchor, projector.span(i)) for i, t in enumerate(weights)]
 
     def corrections_kept(self, anchor: Anchor | None) -> int:
         """How many corrections of gradients will be kept between steps, per number; see `joint.corrections_kept`."""
@@ -305,7 +309,10 @@ class UpdateProjection:
     def loosen(self, projector: Projector) -> None:
         """Before a projector is outdated, note the tension of its pull; see `anchor`."""
         if projector.anchor is not None and self.reference is not None and self._tension is None:
-            self._tension = tension(projector, displacement(self.parameters, self.reference))
+            moved = displacement(self.parameters, self.reference)
+            if projector.anchor.in_span:  # whose directions are about to be overwritten
+                self.reference = [Copy.of(t) for t in self._without(moved)]
+            self._tension = tension(projector, moved)
 
     @torch.no_grad()
     def renew(self, projector: Projector, weight: float) -> None:
@@ -314,13 +321,20 @@ class UpdateProjection:
         self.reset()
         if projector.anchor is None or held is None:
             return
-        moved = self.parameters.unflatten(relaxed(projector, held.mul_(weight)))
-        weights = [local(t.detach()) for t in self.parameters.tensors]
-        self.reference = [Copy.of(t - piece.to(t), projector.anchor) for t, piece in zip(weights, moved, strict=True)]
+        self.reference = self._copies(projector, self._without(relaxed(projector, held.mul_(weight))))
 
-    def go_on(self) -> None:
+    def _without(self, moved: Tensor) -> Iterator[Tensor]:
+        """The weights as they were before they moved by so much."""
+        for t, piece in zip(self.parameters.tensors, self.parameters.unflatten(moved), strict=True):
+            weights = local(t.detach())
+            yield weights - piece.to(weights)
+
+    def go_on(self, projector: Projector) -> None:
         """Keep the anchor as it is: the new projector is that of what was remembered before."""
         self._tension, self.meter = None, Meter()
+        if projector.anchor is not None and projector.anchor.in_span and self.reference is not None:
+            self.reference = self._copies(projector, [copy.tensor() for copy in self.reference])
+            self.joint_gradient.reset()
 
     def reset(self) -> None:
         """Begin anew at the present weights: forget the meter, the reference and the tension of an old pull."""

@@ -29,10 +29,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..model.parameters import ProtectedParameters, local
-from ..projector.base import Projector
+from ..projector.base import Anchor, Projector
 from .finite import Finite, FiniteCheck
 from .mean_gradient import MeanGradients, keeps_corrections
-from .reference import FULL, Copy, displacement
+from .reference import FULL, ROUNDED, Copy, displacement
 from .step_size import pulls_updates, step_size
 
 EXPLICIT = 1e-4
@@ -90,6 +90,11 @@ def corrections_kept(optimizer: Optimizer, parameters: ProtectedParameters, ever
     if every == 1 or pulls_updates(optimizer, parameters):
         return 0
     return 1 + keeps_corrections(optimizer, every)
+
+
+def correction_form(anchor: Anchor | None) -> Anchor:
+    """How corrections are kept: in full where the anchor is, otherwise in one byte per number."""
+    return FULL if anchor is None or anchor == FULL else ROUNDED
 
 
 class JointGradient:
@@ -172,9 +177,9 @@ class JointGradient:
         correction, finite = self._computed(projector, reference, size, gradients, scaled)
         if not finite:
             return
-        pieces, anchor = self.parameters.unflatten(correction), projector.anchor or FULL
+        pieces, form = self.parameters.unflatten(correction), correction_form(projector.anchor)
         if self.correction is None:
-            self.correction = [Copy.like(piece, anchor) for piece in pieces]
+            self.correction = [Copy.like(piece, form, projector.span(i)) for i, piece in enumerate(pieces)]
         for copy, piece in zip(self.correction, pieces, strict=True):
             copy.take_(piece)
         self._since, self._from, self._began = 0, here, self._joint_norm(scaled)
@@ -218,7 +223,7 @@ class JointGradient:
         v = displacement(self.parameters, reference)
         for (_, place), anchor, gradient in zip(self.parameters.slices(), reference, gradients, strict=True):
             if gradient is not None:
-                out = v[place].view(anchor.numbers.shape)
+                out = v[place].view(anchor.shape)
                 out.sub_(gradient.to(out), alpha=size)
         correction = projector.protected_part_(v, size).div_(size)
         return correction, self.check.of(correction.sum(), scaled.skips)

@@ -17,13 +17,10 @@ from torch import Tensor
 from torch.optim import Adam, Adamax, NAdam, Optimizer, RAdam
 
 from ..model.parameters import ProtectedParameters, local
-from ..projector.base import Anchor
-from .reference import Copy
+from .reference import ROUNDED, Copy
 
 NEGLIGIBLE = 0.05
 """What counts in a mean with less than this share is left out."""
-
-ROUNDED = Anchor("int8")
 
 
 class Mean(NamedTuple):
@@ -68,8 +65,8 @@ class MeanGradients:
             self.corrections = None
             return
         if self.corrections is None:
-            zeros = (torch.zeros_like(copy.numbers, dtype=torch.float32) for copy in last)
-            self.corrections = [Copy.of(zero, ROUNDED) for zero in zeros]
+            zeros = (torch.zeros(copy.shape, device=copy.numbers.device) for copy in last)
+            self.corrections = [Copy.of(zero, ROUNDED, copy.span) for zero, copy in zip(zeros, last, strict=True)]
         for mean, correction, kept in zip(self._means(optimizer), last, self.corrections, strict=True):
             if mean is not None:
                 kept.take_(torch.lerp(correction.tensor().float(), kept.tensor(), mean.beta**steps))

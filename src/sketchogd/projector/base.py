@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..sketch.columns import UNSPLIT, Columns
+from .span import Span
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,16 @@ class Anchor:
     """A copy of the weights, made with a projector, that the projector pulls back to.
 
     Args:
-        dtype: "int8" for one byte per weight, None for the dtype of the weights.
+        dtype: "int8" for one byte per weight, None for the dtype of the weights; "span" for coordinates in the
+            directions that examples were seen in (`Span`), in half precision.
     """
 
     dtype: str | None = None
+
+    @property
+    def in_span(self) -> bool:
+        """Whether coordinates are kept in place of weights."""
+        return self.dtype == "span"
 
 
 class Projector(ABC):
@@ -29,6 +36,10 @@ class Projector(ABC):
     """Where a vector is split over processes: how numbers computed from its parts add up."""
     anchor: Anchor | None = None
     """Where an update is counted from: the anchor or, without one, the weights before the last steps."""
+
+    def span(self, index: int) -> Span | None:
+        """The directions in which a protected parameter is pulled, where the anchor has coordinates; None for all."""
+        return None
 
     @abstractmethod
     def protected_part_(self, v: Tensor, travelled: float = 1.0) -> Tensor:

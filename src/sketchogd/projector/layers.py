@@ -5,6 +5,7 @@ and V_δ (s, fan-out) eigenvectors of the inputs and of the sensitivities as row
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ..model.parameters import ProtectedParameters
 from .base import Anchor, Projector, soft_share
+from .span import Span
 
 
 @dataclass(eq=False)
@@ -213,11 +215,34 @@ def energy_threshold(products: Tensor, energy: float) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """Where a layer is among the protected parameters: indices of weight and bias; embeddings are transposed."""
+    """Where a layer is among the protected parameters.
+
+    Args:
+        weight: index of the weight.
+        bias: index of the bias, if it has one.
+        transposed: whether the weight is stored as (fan-in, fan-out).
+        tokens: whether it is an embedding, whose inputs are tokens.
+    """
 
     weight: int
     bias: int | None
     transposed: bool
+    tokens: bool = False
+
+    def matrix_of(self, t: Tensor) -> Tensor:
+        """A weight as a matrix whose columns are the directions of a `Span`."""
+        return t.flatten(1).T if self.transposed and not self.tokens else t.flatten(1)
+
+    def span(self, layer: "LayerProjector | None", tensors: Sequence[Tensor]) -> Span | None:
+        """The directions in which a layer is pulled: none while nothing is remembered of it."""
+        t = tensors[self.weight]
+        turned, n = self.transposed and not self.tokens, self.matrix_of(t).shape[1]
+        if layer is None:
+            return Span(t.detach().new_empty(0, n), None, turned)
+        V = layer.spectra.outputs if self.tokens else layer.spectra.inputs
+        if V is None:
+            return None
+        return Span(V[:, :n], None if self.bias is None else V[:, n], turned)
 
 
 @dataclass(eq=False)
@@ -249,6 +274,15 @@ class LayersProjector(Projector):
     def hard(self) -> bool:
         """Whether every part is hard."""
         return all(layer.hard for layer in self.layers.values()) and (self.others is None or self.others.hard)
+
+    def span(self, index: int) -> Span | None:
+        """See `Projector`: of a layer the directions of its inputs, of an embedding those of its outputs."""
+        return self._spans.get(index) if self.anchor is not None and self.anchor.in_span else None
+
+    @cached_property
+    def _spans(self) -> dict[int, Span | None]:
+        tensors = self.parameters.tensors
+        return {place.weight: place.span(self.layers.get(name), tensors) for name, place in self.places.items()}
 
     def protected_part_(self, v: Tensor, travelled: float = 1.0) -> Tensor:
         """A v, layer by layer; a layer of which nothing is remembered has A = 0."""

@@ -143,7 +143,9 @@ class Pull(Rule):
             memory with `curvature="positions"`, measure them in the outputs' own units.
         damping: in a layer memory, this share of the largest sensitivity is added to every output direction, for what
             later layers may come to read there.
-        anchor_dtype: "int8" keeps the anchor in one byte per weight, None in the dtype of the weights.
+        anchor_dtype: "int8" keeps the anchor in one byte per weight, None in the dtype of the weights. "span", for
+            layer memories, keeps its coordinates in the directions that the sketches hold, in half precision: far
+            fewer bytes where ranks are small, and nothing is pulled outside of these directions.
     """
 
     strength: float | None = None
@@ -156,8 +158,8 @@ class Pull(Rule):
             raise ValueError(
                 f"strength is a number > 0 and damping one >= 0; got {self.strength!r} and {self.damping!r}"
             )
-        if self.anchor_dtype not in (None, "int8"):
-            raise ValueError(f'anchor_dtype is "int8", or None for that of the weights; got {self.anchor_dtype!r}')
+        if self.anchor_dtype not in (None, "int8", "span"):
+            raise ValueError(f'anchor_dtype is "int8", "span", or None for that of weights; got {self.anchor_dtype!r}')
 
     @property
     def anchor(self) -> Anchor:
@@ -180,6 +182,10 @@ class Pull(Rule):
     def on_layer(self, spectra: LayerSpectra, weight: float) -> PullingLayer:
         """See `Rule`."""
         everywhere = 0.0 if spectra.output_values is None else self.damping * float(spectra.output_values.max())
+        if self.anchor.in_span:
+            spectra = replace(spectra, unseen=0.0)
+            if spectra.inputs is None:  # an embedding, whose displacement is known in the directions of its outputs
+                spectra, everywhere = replace(spectra, unseen_outputs=0.0), 0.0
         return PullingLayer(spectra, self._scaled(weight) * spectra.scale, everywhere)
 
     def settings(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ..memory import REGISTRY, Memory
 from ..model.batches import Output
 from ..model.parameters import ProtectedParameters, local
 from ..optimizer.reference import Copy
-from ..projector.base import Anchor, Projector
+from ..projector.base import Projector
 from . import file
 
 ANCHOR = "anchor."
@@ -127,7 +127,6 @@ def contents(
     _require_same_parameters(parameters.describe(), meta["parameters"])
     planned = REGISTRY[meta["memory"]].from_meta(dict(meta))
     own = planned.require_state(parameters, meta, tensors)
-    anchor = _anchor({name: t for name, t in tensors.items() if name not in own}, parameters, planned.rule.anchor)
 
     def built() -> Memory:
         memory = REGISTRY[meta["memory"]].from_meta(dict(meta))
@@ -137,6 +136,7 @@ def contents(
 
     memory = built()
     projector = tried(memory) if meta["examples"] or meta["remembered"] else None
+    anchor = _anchor({name: t for name, t in tensors.items() if name not in own}, parameters, memory, projector)
     if projector is None or meta["remembered"]:
         return Restored(memory, projector, anchor, stale=False)
     del memory, projector  # it was made to see that it can be made; the sketches go on from how they were stored
@@ -197,15 +197,19 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     return {**meta, "tensors": sizes, "nbytes": sum(size["nbytes"] for size in sizes.values())}
 
 
-def _anchor(tensors: Mapping[str, Tensor], parameters: ProtectedParameters, anchor: Anchor | None) -> list[Copy]:
+def _anchor(
+    tensors: Mapping[str, Tensor], parameters: ProtectedParameters, memory: Memory, projector: Projector | None
+) -> list[Copy]:
     """Return the anchor of the state as copies of the parameters; an empty list if the state has none.
 
-    `tensors` are those that do not belong to the memory.
+    `tensors` are those that do not belong to the memory; the projector has the directions of coordinates.
     """
     if not tensors:
         return []
-    weights = [local(t.detach()) for t in parameters.tensors]
-    copies = [] if anchor is None else [Copy.like(t, anchor) for t in weights]
+    anchor, weights = memory.rule.anchor, [local(t.detach()) for t in parameters.tensors]
+    spans = [None if projector is None else projector.span(i) for i in range(len(weights))]
+    pairs = zip(weights, spans, strict=True)
+    copies = [] if anchor is None else [Copy.like(t, anchor, span) for t, span in pairs]
     parts = {
         ANCHOR + name + suffix: part
         for name, copy in zip(parameters.names, copies, strict=False)

@@ -83,6 +83,10 @@ class Both(Memory):
         """See `Memory`."""
         return self.layers.cost(parameters) + self.gradients.cost(parameters)
 
+    def spans(self, parameters: ProtectedParameters) -> list[None]:
+        """See `Memory`."""
+        return [None] * len(parameters)
+
     def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
         """See `Memory`."""
         commits = [memory.stage(inputs, targets, ahead) for _, memory in self._parts()]
