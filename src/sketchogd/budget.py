@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .memory import GradientMemory, LayerMemory, Memory
+from .memory.ranks import Division
 from .model.layers import find_layers
 from .model.parameters import ProtectedParameters, local
 from .optimizer.joint import correction_form
@@ -155,9 +156,10 @@ def memory_for(
     widths = [layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers]
     anchor = anchor_for(nbytes, [copies(i, nowhere) for i in range(2)])
 
-    def memory(rank: int) -> LayerMemory:
+    def memory(rank: int, division: Division | None = None) -> LayerMemory:
         own = ANCHORS[anchor]
-        return LayerMemory(rank, **own, strength=None if "ridge" in own else strength, seed=seed)
+        strong = None if "ridge" in own else strength
+        return LayerMemory(rank, **own, strength=strong, seed=seed, division=division)
 
     def beside(rank: int) -> int:
         return copies(anchor, memory(rank).spans(parameters))
@@ -172,8 +174,11 @@ def memory_for(
             "budget, or leave strength= out for a projection of inputs"
         )
     rank = _rank(nbytes, parameters, memory, beside, max(widths))
+    spans, each = memory(rank).spans(parameters), 2 + last + mean  # bytes of a coordinate: anchor, corrections
+    coordinates = sum(len(s.matrix(t)) * len(s.basis) for t, s in zip(tensors, spans, strict=True) if s is not None)
+    division = Division(nbytes - beside(rank) + each * coordinates, each if coordinates else 0)
     return Choice(
-        memory(rank),
+        memory(rank, None if "ridge" in ANCHORS[anchor] else division),
         f"{in_layers / parameters.p:.0%} of the parameters belong to layers, whose inputs and sensitivities take far "
         f"fewer bytes than gradients of length {parameters.p:,}; rank {rank} is the largest that fits.{_ABOUT[anchor]}",
     )

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from .errors import ProtectionError, ProtectionWarning, StorageError
 from .interrupts import uninterrupted
 from .ledger import Held, Ledger
 from .memory import Memory
+from .memory.ranks import PROBED
 from .model.batches import Output, batch_size, limited, map_tensors, require_batches
 from .model.buffers import HoldStatistics, Statistics
 from .model.calls import Takes
@@ -102,7 +104,7 @@ class Protection:
             batches = DataLoader(batches, batch_size=256)
         before = self.memory.examples
         most = Takes.of(self.parameters.model).most
-        self._observe(limited(batches, self._team.limit(batches, examples), most))
+        self._observe(limited(batches, self._team.limit(batches, examples), most), self._divided)
         if self.memory.examples == before:
             warnings.warn(
                 "no examples came, so nothing was remembered: is the loader or generator empty, or used up by "
@@ -127,11 +129,32 @@ class Protection:
         """
         self._observe([] if inputs is None else [(inputs, targets)])
 
-    def _observe(self, batches: Iterable[Batch]) -> None:
+    def _divided(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches, after a budget's rows were divided by the spectra of the first examples."""
+        probe = self.memory.probe()
+        if probe is None:
+            return batches
+        first, count = [], 0
+        for batch in batches:
+            first.append(batch)
+            count += batch_size(batch[0])
+            if count >= PROBED:
+                break
+        probe.bind(self.parameters, self._output)
+        self._team.share(probe)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ProtectionWarning)  # they come with the memory's own batches
+            self._team.observe(probe, first, lambda: None)
+        self._team.complete(probe)
+        self.memory.divide(probe)
+        self._team.share(self.memory)
+        return chain(first, batches)
+
+    def _observe(self, batches: Iterable[Batch], prepared: Callable[[Iterator[Batch]], Iterator[Batch]] = iter) -> None:
         self.parameters.require_gradients()
         self.parameters.require_unchanged()
         self._require_known()
-        placed = (self._placed(inputs, targets) for inputs, targets in batches)
+        placed: Iterator[Batch] = (self._placed(inputs, targets) for inputs, targets in batches)
         undo: Callable[[], None] | None = None
         changed = False
 
@@ -143,6 +166,7 @@ class Protection:
         try:
             with uninterrupted():
                 undo = self._projection.settle_for_now()
+            placed = prepared(placed)
             self._team.observe(self.memory, placed, outdate)
         except BaseException:
             if undo is not None and not changed:

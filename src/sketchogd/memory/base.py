@@ -82,6 +82,14 @@ class Memory(ABC):
         """
 
     @abstractmethod
+    def probe(self) -> "Memory | None":
+        """An unbound memory that sees the first examples before this one does, where rows are still to be divided."""
+
+    @abstractmethod
+    def divide(self, probe: Any) -> None:
+        """Begin anew with rows divided by what the probe has seen."""
+
+    @abstractmethod
     def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
         """Compute what a batch adds to the memory, which stays as it is; the returned function adds it.
 

@@ -158,6 +158,12 @@ class GradientMemory(Memory):
         """See `Memory`."""
         return [None] * len(parameters)
 
+    def probe(self) -> None:
+        """None: there is one sketch."""
+
+    def divide(self, probe: Any) -> None:
+        """There is nothing to divide."""
+
     def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
         """See `Memory`."""
         inputs, targets = self.prepared(inputs, targets, ahead)

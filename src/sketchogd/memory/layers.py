@@ -35,6 +35,7 @@ from .curvature import CURVATURES, LayerFactors, spread
 from .layout import Layout, Rank
 from .metadata import LAYERS
 from .others import OtherParameters
+from .ranks import WIDER, Division, Side, divided
 from .staging import Commit
 from .state import load_sketches, require_sketches, sketch_diagnostics
 
@@ -47,8 +48,8 @@ class LayerMemory(Memory):
     `LayerMemory(rank, rule=Shrink(0.0, energy=0.99), outputs=False)` is GPM (Saha et al. 2021), streaming.
 
     Args:
-        rank: rows of each sketch, a number or {layer name or glob: number}. A factor with d <= rank keeps its exact
-            second moment.
+        rank: rows of each sketch, a number or {"layer.inputs", "layer.outputs", layer name or glob: number}. A factor
+            with d <= rank keeps its exact second moment.
         rule: `Pull()` (default), `Shrink(ridge)` or `Project()`.
         ridge: short for `rule=Shrink(ridge, energy)`.
         strength: short for `rule=Pull(strength, damping, anchor_dtype)`.
@@ -62,6 +63,8 @@ class LayerMemory(Memory):
         anchor_dtype: see `strength`.
         curvature: "traces" counts how all positions that share a weight change an output together (`PartialTraces`);
             "positions" counts single positions, as version 0.1 did (`SinglePositions`).
+        division: bytes over which the first `remember` divides the rows by the spectra that it finds, in place of the
+            rank; budgets give it.
     """
 
     name = "layers"
@@ -81,6 +84,7 @@ class LayerMemory(Memory):
         rest: int | None = None,
         anchor_dtype: str | None = None,
         curvature: str = "traces",
+        division: Division | None = None,
     ) -> None:
         ranks = rank.values() if isinstance(rank, Mapping) else [rank]
         if not ranks or any(isinstance(r, bool) or not isinstance(r, int) or r < 1 for r in ranks):
@@ -95,6 +99,7 @@ class LayerMemory(Memory):
         self.sketch = sketch
         self.seed = seed
         self.rest = rest
+        self.division = division
         self.tasks = 0
         self.logits = 0
         self.in_part: set[str] = set()
@@ -158,6 +163,45 @@ class LayerMemory(Memory):
     def _output_of_others(self, output: Any, target: Any) -> Tensor:
         """The scalar whose gradient is sketched where a parameter has no layer; target: signs for `every_logit`."""
         return (logits_of(output) * target).sum() if self.output is every_logit else self.output(output, target)
+
+    # ---------------------------------------------------------------- dividing a budget's rows
+
+    def probe(self) -> "LayerMemory | None":
+        """See `Memory`: sketches of several times the rank."""
+        if self.division is None or self.examples or isinstance(self.rank, Mapping):
+            return None
+        return LayerMemory(
+            WIDER * self.rank,
+            rule=self.rule,
+            outputs=self.outputs,
+            sketch=self.sketch,
+            seed=self.seed,
+            rest=1,
+            curvature=self.curvature.name,
+        )
+
+    def divide(self, probe: "LayerMemory") -> None:
+        """See `Memory`."""
+        assert self.division is not None
+        ranks = self._divided(probe, self.division)
+        if ranks is not None:
+            self.rank, self.rest = ranks, self._layout.rank_of_others
+            self._bind(self.parameters, self.output)
+
+    def _divided(self, probe: "LayerMemory", division: Division) -> dict[str, int] | None:
+        whole = sum(factors.trace for factors in probe.factors.values())
+        sides, left = [], division.nbytes - self.cost(self.parameters)
+        for (name, found), own in zip(probe.factors.items(), self.factors.values(), strict=True):
+            layer = found.layer
+            kept = ("outputs", layer.fan_in) if layer.kind == "embedding" else ("inputs", layer.fan_out)
+            mine = dict(own.sketches())
+            for part, sketch in found.sketches():
+                copies = division.copies * kept[1] if part == kept[0] else 0
+                left += mine[part].cost(sketch.d, sketch.dtype.itemsize)
+                values, energy, share = sketch.spectrum()[0], sketch.energy, found.trace / whole if whole > 0 else 0.0
+                itemsize = sketch.dtype.itemsize
+                sides.append(Side(f"{name}.{part}", sketch.d, values, energy, share, copies, copies > 0, itemsize))
+        return divided(sides, left) if whole > 0 else None
 
     # ---------------------------------------------------------------- observing
 

@@ -23,7 +23,7 @@ class Layout:
     """The settings from which the sketches of a layer memory follow.
 
     Args:
-        rank: rows of each sketch, for all layers or by layer name or glob.
+        rank: rows of each sketch, for all layers or by "layer.inputs" and "layer.outputs", layer name, or glob.
         outputs: whether sensitivities are sketched.
         sketch: the kind of sketch for factors longer than their rank; shorter ones keep their exact second moment.
         seed: for test matrices.
@@ -78,7 +78,7 @@ class Layout:
         for layer in find_layers(parameters, self.tied):
             tokens, width = layer.kind == "embedding", layer.width
             n = layer.fan_out if tokens else layer.fan_in
-            rows = min(self._rank_of(layer.name), n if tokens else width)
+            rows = min(self._rank_of(layer.name, "outputs" if tokens else "inputs"), n if tokens else width)
             basis = layer.weight.detach().new_empty(1, 1).expand(rows, n)
             found[id(layer.weight)] = Span(basis, None, layer.kind in TRANSPOSED and not tokens)
         return [found.get(id(t)) for t in parameters.tensors]
@@ -92,7 +92,7 @@ class Layout:
         if not held:
             return None
         others = ProtectedParameters(parameters.model, lambda _, t: id(t) in held)
-        rank = self._rank_of_others()
+        rank = self.rank_of_others
         seed = derive_seed(self.seed, "rest")
         return others, SecondMoment() if others.p <= rank else ProductSketch(rank, seed=seed)
 
@@ -107,24 +107,27 @@ class Layout:
         return total
 
     def _sketch(self, name: str, part: str, d: int) -> Sketch:
-        rank = self._rank_of(name)
+        rank = self._rank_of(name, part)
         if d <= rank:
             return SecondMoment()
         if issubclass(self.sketch, (ProductSketch, GradientSketch)):
             return self.sketch(rank, seed=derive_seed(self.seed, name, part))
         return self.sketch(rank)  # type: ignore[call-arg]
 
-    def _rank_of(self, name: str) -> int:
+    def _rank_of(self, name: str, part: str) -> int:
         if not isinstance(self.rank, Mapping):
             return self.rank
-        if name in self.rank:
-            return self.rank[name]
+        for exact in (f"{name}.{part}", name):
+            if exact in self.rank:
+                return self.rank[exact]
         for glob, rank in self.rank.items():
             if fnmatchcase(name, glob):
                 return rank
         raise ValueError(f'rank has no entry for layer {name!r}; add one, or a glob such as "*"')
 
-    def _rank_of_others(self) -> int:
+    @property
+    def rank_of_others(self) -> int:
+        """That of the sketch of gradients of the parameters that belong to no layer."""
         if self.rest is not None:
             return self.rest
         ranks = self.rank.values() if isinstance(self.rank, Mapping) else [self.rank]

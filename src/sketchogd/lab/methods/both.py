@@ -87,6 +87,12 @@ class Both(Memory):
         """See `Memory`."""
         return [None] * len(parameters)
 
+    def probe(self) -> None:
+        """None: both have their ranks."""
+
+    def divide(self, probe: Any) -> None:
+        """There is nothing to divide."""
+
     def stage(self, inputs: Any, targets: Any, ahead: int = 0) -> Commit:
         """See `Memory`."""
         commits = [memory.stage(inputs, targets, ahead) for _, memory in self._parts()]
