@@ -488,7 +488,7 @@ def method_of(options: argparse.Namespace, setting: Setting) -> Unprotected:
         return Unprotected()
     given: dict[str, Any] = {} if options.strength is None else {"strength": options.strength}
     if options.rank is not None:
-        given = {"memory": so.LayerMemory(options.rank, **given)}
+        given = {"memory": so.LayerMemory(options.rank, anchor_dtype=options.anchor, **given)}
     return Protected(setting.budget, options.every, given)
 
 
@@ -621,6 +621,7 @@ def main() -> None:
     one.add_argument("--strength", type=float)
     one.add_argument("--budget")
     one.add_argument("--rank", type=int, help="in place of a budget")
+    one.add_argument("--anchor", help="with a rank: int8 or span")
     one.add_argument("--order", type=int, help="deal classes to tasks at random with this seed")
     one.add_argument("--held-out", action="store_true", help="test on a fifth of the training data")
     one.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -74,27 +74,29 @@ class Choice(NamedTuple):
 ANCHORS: tuple[dict[str, Any], ...] = (
     {},
     {"anchor_dtype": "int8"},
-    {"anchor_dtype": "span"},
     {"ridge": 0.0, "energy": 0.95, "outputs": False},
+    {"anchor_dtype": "span"},
 )
-"""Settings of a layer memory by its anchor: in full, in one byte per weight, its coordinates in the directions that
-were remembered, or none (inputs only, projected hard)."""
+"""Settings of a layer memory by its anchor: in full, in one byte per weight, none (inputs only, projected hard), or its
+coordinates in the remembered directions."""
+
+HARD, SPAN = 2, 3
 
 _ABOUT = (
     "",
     " Its anchor has one byte per weight: in full it would leave too little for the sketches.",
-    " Its anchor is kept in the remembered directions only: whole it would leave too little for the sketches.",
     " Inputs only, projected hard: an anchor would leave too little for the sketches.",
+    " Its anchor is kept in the remembered directions only: whole it would leave too little for the sketches.",
 )
 
 
-def anchor_for(nbytes: int, copies: Sequence[int]) -> int:
+def anchor_for(nbytes: int, copies: Sequence[int], otherwise: int = 1) -> int:
     """Which of `ANCHORS` a budget allows: the first whose copies of the weights leave half of the bytes.
 
-    >>> [anchor_for(nbytes, (400, 100)) for nbytes in (800, 799, 200, 199)]
+    >>> [anchor_for(nbytes, (400, 100, 0)) for nbytes in (800, 799, 200, 199)]
     [0, 1, 1, 2]
     """
-    return next((i for i, copy in enumerate(copies) if 2 * copy <= nbytes), 2)
+    return next((i for i, copy in enumerate(copies) if 2 * copy <= nbytes), otherwise)
 
 
 def memory_for(
@@ -132,9 +134,9 @@ def memory_for(
 
     def copies(anchor: int, spans: Sequence[Span | None]) -> int:
         """The bytes of the anchor and of the corrections of an entry of `ANCHORS`."""
-        form = Anchor(ANCHORS[anchor].get("anchor_dtype"))
-        if "ridge" in ANCHORS[anchor]:
+        if anchor == HARD:
             return whole if every > 1 else 0
+        form = Anchor(ANCHORS[anchor].get("anchor_dtype"))
         sizes = [copies_nbytes(tensors, each, spans) for each in (form, correction_form(form), ROUNDED)]
         return sum(int(parameters.columns.largest(n)) * k for n, k in zip(sizes, (1, last, mean), strict=True))
 
@@ -154,11 +156,11 @@ def memory_for(
             f"like that of other networks: {advice.reason}",
         )
     widths = [layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers]
-    anchor = anchor_for(nbytes, [copies(i, nowhere) for i in range(2)])
+    anchor = anchor_for(nbytes, [copies(i, nowhere) for i in range(2)], SPAN)
 
     def memory(rank: int, division: Division | None = None) -> LayerMemory:
         own = ANCHORS[anchor]
-        strong = None if "ridge" in own else strength
+        strong = None if anchor == HARD else strength
         return LayerMemory(rank, **own, strength=strong, seed=seed, division=division)
 
     def beside(rank: int) -> int:
@@ -166,9 +168,10 @@ def memory_for(
 
     # Sketches of the smallest rank may still be too large beside this anchor; the last kind is the smallest of all.
     smallest = min(SMALLEST_RANK, max(widths))
-    while anchor < len(ANCHORS) - 1 and memory(smallest).cost(parameters) + beside(smallest) > nbytes:
-        anchor += 1
-    if strength is not None and "ridge" in ANCHORS[anchor]:
+    for more in (SPAN, HARD):
+        if memory(smallest).cost(parameters) + beside(smallest) > nbytes:
+            anchor = more
+    if strength is not None and anchor == HARD:
         raise ValueError(
             f"strength= is for a pull to an anchor, for which a budget of {nbytes:,} bytes is too small. Raise the "
             "budget, or leave strength= out for a projection of inputs"
@@ -178,7 +181,7 @@ def memory_for(
     coordinates = sum(len(s.matrix(t)) * len(s.basis) for t, s in zip(tensors, spans, strict=True) if s is not None)
     division = Division(nbytes - beside(rank) + each * coordinates, each if coordinates else 0)
     return Choice(
-        memory(rank, None if "ridge" in ANCHORS[anchor] else division),
+        memory(rank, None if anchor == HARD else division),
         f"{in_layers / parameters.p:.0%} of the parameters belong to layers, whose inputs and sensitivities take far "
         f"fewer bytes than gradients of length {parameters.p:,}; rank {rank} is the largest that fits.{_ABOUT[anchor]}",
     )

@@ -6,7 +6,7 @@
 * `staging`: gradients computed and checked before they are added
 * `blocks`, `gradients`: the paper's memory, a sketch of per-example gradients
 * `curvature/`: the two factors of a layer, and what a batch adds to them
-* `others`, `layout`: the parameters of no layer, and which sketches there are
+* `others`, `layout`, `ranks`: the parameters of no layer, which sketches there are, and how a budget divides their rows
 * `layers`: the layer memory
 """
 

@@ -1,5 +1,6 @@
 """What training applies to an update: Δw ← Δw − A Δw.
 
+* `span`: a parameter by its coordinates in some directions
 * `base`: the interface, and where an update is counted from
 * `basis`: projectors on the basis of a sketch of gradients
 * `layers`: projectors of a layer memory

@@ -80,6 +80,8 @@ class TraceSums:
         self.b = b
         self.added: dict[tuple[str, str], Added] = {}
         self.tokens: dict[str, Tensor] = {}
+        self._layers: dict[str, Positions] = {}
+        self._read: dict[str, tuple[Tensor, Tensor]] = {}
 
     def add(self, deltas: Sequence[Tensor | None]) -> None:
         """Add one scalar per example: the gradients of Σ_e ± scalar_e with respect to the output of every use."""
@@ -106,17 +108,24 @@ class TraceSums:
     def _add_layer(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
         inputs, outputs = self._sums(layer, examples)
         dtype = self.factors[layer.name].dtype
-        A = torch.cat([grouped(input_rows(use, dtype), order, examples) for use, order, _ in uses], 1)
-        D = torch.cat([grouped(sensitivity_rows(use, d, dtype), order, examples) for use, order, d in uses], 1)
-        T, w, o = A.shape[1], A.shape[2], D.shape[2]
-        if T == 1:
-            _add_single(A[:, 0], D[:, 0], inputs, outputs)
-        elif T * (w + o) < w * o:
-            _add_by_grams(A, D, inputs, outputs)
-        else:
-            most = max(1, EXPLICIT_BYTES // (w * o * A.element_size()))
-            for a, d in zip(A.split(most), D.split(most), strict=True):
-                _add_explicit(d.mT @ a, inputs, outputs)
+        D = _joined([grouped(sensitivity_rows(use, d, dtype), order, examples) for use, order, d in uses])
+        known, (T, o), w = self._layers.get(layer.name), D.shape[1:], layer.width
+        if known is None and (T == 1 or T * (w + o) < w * o):
+            known = Positions.of([(use, order) for use, order, _ in uses], examples, dtype)
+            self._layers[layer.name] = known
+        if known is not None and known.fits([use for use, _, _ in uses], examples):
+            known.add(D, outputs)
+            return
+        A = Positions.inputs([(use, order) for use, order, _ in uses], examples, dtype)
+        most = max(1, EXPLICIT_BYTES // (A.shape[2] * D.shape[2] * A.element_size()))
+        for a, d in zip(A.split(most), D.split(most), strict=True):
+            _add_explicit(d.mT @ a, inputs, outputs)
+
+    def _finish(self) -> None:
+        """Add to the input factors what all scalars together add to them."""
+        for name, known in self._layers.items():
+            known.finish(self.factors[name].dtype, self.added.get((name, "inputs")), self.added.get((name, "outputs")))
+        self._layers = {}
 
     def _add_grouped(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
         """A convolution in groups of channels: each has rows of G of its own."""
@@ -134,16 +143,19 @@ class TraceSums:
     def _add_embedding(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
         factors, V = self.factors[layer.name], layer.fan_in
         assert factors.counts is not None
-        places, rows = [], []
+        rows = []
         for use, order, delta in uses:
-            tokens = grouped(use.input.reshape(-1, 1), order, examples)[..., 0]
-            places.append((tokens + V * torch.arange(examples, device=tokens.device)[:, None]).flatten())
             own = grouped(delta.reshape(-1, delta.shape[-1]), order, examples).flatten(0, 1)
             if use.options["padding"] is not None:  # the row of this token gets no gradient
+                tokens = grouped(use.input.reshape(-1, 1), order, examples)[..., 0]
                 own = own.masked_fill((tokens.flatten() == use.options["padding"])[:, None], 0.0)
             rows.append(own)
-        D = torch.cat(rows).to(factors.dtype)
-        unique, inverse = torch.cat(places).unique(return_inverse=True)
+        D = _joined(rows, 0).to(factors.dtype)
+        if layer.name not in self._read:
+            each = [grouped(use.input.reshape(-1, 1), order, examples)[..., 0] for use, order, _ in uses]
+            numbers = V * torch.arange(examples, device=each[0].device)[:, None]
+            self._read[layer.name] = torch.cat([(t + numbers).flatten() for t in each]).unique(return_inverse=True)
+        unique, inverse = self._read[layer.name]
         S = D.new_zeros(len(unique), layer.fan_out).index_add_(0, inverse, D)
         energy = S.double().square().sum(1)
         total = self.tokens.setdefault(layer.name, torch.zeros_like(factors.counts))
@@ -180,6 +192,7 @@ class TraceSums:
 
     def hold(self) -> bool:
         """Whether everything is finite and of a size that float32 held; all numbers are read at once."""
+        self._finish()
         found = [added for added in self.added.values() if added.count]
         if not found:
             return all(bool(total.isfinite().all()) for total in self.tokens.values())
@@ -211,26 +224,76 @@ def _by_layer(
         yield layer, mine, 1 if any(order == MIXED for _, order, _ in mine) else b
 
 
-def _add_single(a: Tensor, d: Tensor, inputs: Added | None, outputs: Added | None) -> None:
-    """G = δ aᵀ for rows a (b, w) and δ (b, o)."""
-    a2, d2 = a.square().sum(1, keepdim=True), d.square().sum(1, keepdim=True)
-    energy = (a2.double() * d2.double()).sum()
-    for added, rows, weight in ((inputs, a, d2), (outputs, d, a2)):
-        if added is not None:
-            added.add(rows * weight, rows)
-            added.energy += energy
+@dataclass
+class Positions:
+    """A layer whose gradients G = Σ_t δ_t a_tᵀ are never written down, while scalars come one after the other.
+
+    Gᵀ G = Aᵀ (D Dᵀ) A, summed over scalars, needs Σ D Dᵀ only; G Gᵀ = Dᵀ (A Aᵀ) D is added for each. With one position
+    per example the Gram matrices (T, T) are numbers, ‖a‖² and ‖δ‖².
+
+    Args:
+        uses: with the order of their positions.
+        examples: b.
+        K_a: A Aᵀ (b, T, T).
+        K_d: Σ D Dᵀ (b, T, T).
+    """
+
+    uses: Sequence[tuple[Use, str]]
+    examples: int
+    K_a: Tensor
+    K_d: Tensor
+
+    @staticmethod
+    def inputs(uses: Sequence[tuple[Use, str]], examples: int, dtype: torch.dtype) -> Tensor:
+        """A (b, T, w)."""
+        return _joined([grouped(input_rows(use, dtype), order, examples) for use, order in uses])
+
+    @staticmethod
+    def of(uses: Sequence[tuple[Use, str]], examples: int, dtype: torch.dtype) -> "Positions":
+        """Before the first scalar."""
+        A = Positions.inputs(uses, examples, dtype)
+        K_a = A.square().sum(2, keepdim=True) if A.shape[1] == 1 else A @ A.mT
+        return Positions(uses, examples, K_a, torch.zeros_like(K_a))
+
+    def fits(self, uses: Sequence[Use], examples: int) -> bool:
+        """Whether a scalar depends on the same uses as the first one."""
+        mine = [use for use, _ in self.uses]
+        return examples == self.examples and len(uses) == len(mine) and all(map(_is, uses, mine))
+
+    def add(self, D: Tensor, outputs: Added | None) -> None:
+        """A scalar with the sensitivities D (b, T, o)."""
+        if D.shape[1] == 1:
+            self.K_d += D.square().sum(2, keepdim=True)
+            if outputs is not None:
+                outputs.add(D * self.K_a, D)
+            return
+        self.K_d.baddbmm_(D, D.mT)
+        if outputs is not None:
+            left = self.K_a @ (D if outputs.omega is None else D @ outputs.omega)
+            outputs.total.addmm_(left.flatten(0, 1).T, D.flatten(0, 1))
+
+    def finish(self, dtype: torch.dtype, inputs: Added | None, outputs: Added | None) -> None:
+        """What all scalars together add to the input factor, and their energy."""
+        energy = (self.K_a.double() * self.K_d).sum()
+        for added in (inputs, outputs):
+            if added is not None:
+                added.energy += energy
+        if inputs is None:
+            return
+        A = Positions.inputs(self.uses, self.examples, dtype)
+        if A.shape[1] == 1:
+            inputs.add(A * self.K_d, A)
+            return
+        left = self.K_d @ (A if inputs.omega is None else A @ inputs.omega)
+        inputs.total.addmm_(left.flatten(0, 1).T, A.flatten(0, 1))
 
 
-def _add_by_grams(A: Tensor, D: Tensor, inputs: Added | None, outputs: Added | None) -> None:
-    """Gᵀ G = Aᵀ (D Dᵀ) A and G Gᵀ = Dᵀ (A Aᵀ) D by Gram matrices (T, T) of the positions; G is never written down."""
-    K_a, K_d = A @ A.mT, D @ D.mT
-    energy = (K_a.double() * K_d).sum()
-    for added, rows, gram in ((inputs, A, K_d), (outputs, D, K_a)):
-        if added is not None:
-            omega = added.omega
-            left = gram @ (rows if omega is None else rows @ omega)
-            added.total.addmm_(left.flatten(0, 1).T, rows.flatten(0, 1))
-            added.energy += energy
+def _is(a: object, b: object) -> bool:
+    return a is b
+
+
+def _joined(rows: Sequence[Tensor], dim: int = 1) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(list(rows), dim)
 
 
 def _tied_rows(
