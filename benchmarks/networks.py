@@ -283,10 +283,12 @@ class Protected(Unprotected):
     Args:
         budget: bytes, or a share of the model.
         every: steps between two projections.
+        batch: examples that are remembered at once.
         given: further arguments, such as strength; with `memory` it stands in place of the budget.
     """
 
-    def __init__(self, budget: str, every: int, given: dict[str, Any]) -> None:
+    def __init__(self, budget: str, every: int, batch: int, given: dict[str, Any]) -> None:
+        self.batch = batch
         self.given = {"every": every, **({} if "memory" in given else {"budget": budget}), **given}
         self.protection: so.Protection | None = None
 
@@ -300,7 +302,7 @@ class Protected(Unprotected):
 
     def end_task(self, inputs: tuple[Tensor, ...], targets: Tensor) -> None:
         assert self.protection is not None
-        parts = zip(zip(*(x.split(64) for x in inputs), strict=True), targets.split(64), strict=True)
+        parts = zip(zip(*(x.split(self.batch) for x in inputs), strict=True), targets.split(self.batch), strict=True)
         self.protection.remember([(x[0] if len(x) == 1 else x, y) for x, y in parts])
 
     def bytes(self) -> int:
@@ -489,7 +491,8 @@ def method_of(options: argparse.Namespace, setting: Setting) -> Unprotected:
     given: dict[str, Any] = {} if options.strength is None else {"strength": options.strength}
     if options.rank is not None:
         given = {"memory": so.LayerMemory(options.rank, anchor_dtype=options.anchor, **given)}
-    return Protected(setting.budget, options.every, given)
+    batch = setting.batch if options.stream == "alexnet" else 256  # whose norms have the statistics of a batch
+    return Protected(setting.budget, options.every, batch, given)
 
 
 def run(options: argparse.Namespace) -> None:
