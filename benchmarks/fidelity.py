@@ -371,7 +371,9 @@ def table(
         print(f"| {name} | {' | '.join(summary(everything[name]))} |", flush=True)
     layers = [r for found in everything.values() for n, r in found["training"].items() if n != "together"]
     inside, beyond = sum(1 / near <= r <= near for r in layers), sum(not 1 / far <= r <= far for r in layers)
-    print(f"\n{inside} of {len(layers)} layers within a factor of {near:g} and {beyond} beyond one of {far:g}, training.")
+    print(
+        f"\n{inside} of {len(layers)} layers within a factor of {near:g} and {beyond} beyond one of {far:g}, training."
+    )
     return {"ratios": everything, "memories": memories, "without": without}
 
 
@@ -395,7 +397,9 @@ def main() -> None:
         record = {"machine": machine, "optimizer": "AdamW", "every": options.every, "budgets": {}}
         for budget in options.budget:
             print(f"\nA budget of {budget}:\n")
-            record["budgets"][budget] = table(networks, lambda model, b=budget: with_budget(model, b, options.every), 3, 5)
+            record["budgets"][budget] = table(
+                networks, lambda model, b=budget: with_budget(model, b, options.every), 3, 5
+            )
     if options.json is not None:
         options.json.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
