@@ -13,6 +13,8 @@ from sketchogd.model.calls import Call
 from sketchogd.model.gradients import GradientSignals
 from sketchogd.model.layers import find_layers
 from sketchogd.model.sensitivities import Reading
+from sketchogd.model.signs import position_signs
+from sketchogd.seeds import derive_seed
 
 hf = pytest.importorskip("transformers")
 
@@ -149,6 +151,27 @@ def test_every_logit_of_what_counts_and_of_nothing_else():
         for (delta,) in deltas:
             assert torch.equal(delta.abs() > 0, counted[..., None].expand_as(delta))
         assert reading.count == round(V * float(counted.sum()) / 5)
+
+
+@pytest.mark.filterwarnings("ignore:torch.func cannot")
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "T5", "BERT, masked"])
+def test_every_logit_in_a_gradient_memory_is_that_of_autograd(name):
+    """Rows are ∇ Σ ± logit over the positions whose next (or own) token is a label."""
+    model, inputs, labels = make(name)
+    chosen = so.ProtectedParameters(model)
+    memory = so.GradientMemory(so.ProductSketch(4))
+    memory.bind(chosen, so.every_logit)
+    rows = torch.cat(list(memory.signals.chunks(*memory.prepared(inputs, labels))))
+    logits = model(**inputs, labels=labels).logits
+    counted = labels >= 0
+    if name in SHIFTED:
+        counted = torch.cat([counted[:, 1:], torch.zeros(5, 1, dtype=torch.bool)], 1)
+    signs = position_signs(torch.arange(5), logits[0], derive_seed("signs")).view(logits.shape)
+    scalars = (logits * signs * counted[..., None]).sum((1, 2))
+    expected = torch.stack(
+        [chosen.flatten(torch.autograd.grad(s, chosen.tensors, retain_graph=True, allow_unused=True)) for s in scalars]
+    )
+    assert (rows - expected).norm() / expected.norm() < 1e-5
 
 
 def test_backward_passes_do_not_grow_with_the_vocabulary(monkeypatch):

@@ -77,7 +77,15 @@ torch.save(model.state_dict(), {out!r} + ".weights")
 
 @pytest.mark.parametrize(
     ("name", "every"),
-    [("product", 1), ("layers", 3), ("layers-rounded", 3), ("gradient", 1), ("bfloat16", 1), ("blocks", 3), ("layers-hard", 3)],
+    [
+        ("product", 1),
+        ("layers", 3),
+        ("layers-rounded", 3),
+        ("gradient", 1),
+        ("bfloat16", 1),
+        ("blocks", 3),
+        ("layers-hard", 3),
+    ],
 )
 def test_a_new_process_continues_to_the_same_bits(name, every, tmp_path):
     model, optimizer, protection, x, y = protected(MEMORIES[name](), every=every)
