@@ -2,15 +2,18 @@
 
     python benchmarks/fidelity.py                       # a Markdown table
     python benchmarks/fidelity.py --json benchmarks/results/fidelity-cpu.json
-    python benchmarks/fidelity.py --budget 100% --budget 50% --json benchmarks/results/fidelity-budget-cpu.json
+    python benchmarks/fidelity.py --budget 25% --budget 100% --budget 200% \\
+        --json benchmarks/results/fidelity-budget-cpu.json
 
 A memory of 48 examples predicts the mean square change of their logits for a displacement D of the weights as
 Dᵀ H D / strength, H being what its pull is made of. Measured is the change to first order, by forward-mode derivatives.
 Displacements: random; the gradient of a new task (the same inputs, other labels); 60 steps of AdamW on it. For each
 layer alone, and for all together, whose cross terms no block-diagonal memory has. BERT, GPT-2, Llama and T5 need
-transformers, and are left out without it. With --budget the memory is the one that `so.protect` picks for AdamW and
-`every=10` (--every); a share is one of the network's bytes. Damping, which is no prediction, is left out in any case. A budget
-that is refused, or with which nothing is pulled back, has no ratios, and is named.
+transformers, and are left out without it.
+
+With --budget the memory is the one that `so.protect` picks for AdamW and `every=10` (--every); a share is one of the
+network's bytes. Damping, which is no prediction, is left out in any case. A budget that is refused, or with which
+nothing is pulled back, has no ratios, and is named.
 """
 
 import argparse
