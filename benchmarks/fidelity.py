@@ -2,19 +2,26 @@
 
     python benchmarks/fidelity.py                       # a Markdown table
     python benchmarks/fidelity.py --json benchmarks/results/fidelity-cpu.json
+    python benchmarks/fidelity.py --budget 25% --budget 100% --budget 200% \\
+        --json benchmarks/results/fidelity-budget-cpu.json
 
 A memory of 48 examples predicts the mean square change of their logits for a displacement D of the weights as
 Dᵀ H D / strength, H being what its pull is made of. Measured is the change to first order, by forward-mode derivatives.
 Displacements: random; the gradient of a new task (the same inputs, other labels); 60 steps of AdamW on it. For each
 layer alone, and for all together, whose cross terms no block-diagonal memory has. BERT, GPT-2, Llama and T5 need
 transformers, and are left out without it.
+
+With --budget the memory is the one that `so.protect` picks for AdamW and `every=10` (--every); a share is one of the
+network's bytes. Damping, which is no prediction, is left out in any case. A budget that is refused, or with which
+nothing is pulled back, has no ratios, and is named.
 """
 
 import argparse
 import json
 import platform
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +35,9 @@ import sketchogd as so
 from sketchogd.optimizer.anchor import tension
 
 EXAMPLES, STEPS, STRENGTH, CLASSES = 48, 60, 2.0, 4
+
+Ratios = dict[str, dict[str, float]]
+"""{displacement: {layer or "together": measured over predicted}} of one network."""
 
 
 class Tokens(nn.Module):
@@ -244,19 +254,47 @@ def fit(model: nn.Module, x: Any, y: Tensor, steps: int) -> None:
         optimizer.step()
 
 
-def ratios(make: Callable[[], nn.Module], inputs: Callable[[], Any], **memory: Any) -> dict[str, dict[str, float]]:
-    """{displacement: {layer or "together": measured over predicted}} of one network."""
+class NothingIsPulled(ValueError):
+    """A budget picked a memory without an anchor, which predicts no change of outputs."""
+
+
+def with_memory(model: nn.Module, **memory: Any) -> so.Protection:
+    """The model protected by a layer memory with these settings."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    return so.protect(model, optimizer, memory=so.LayerMemory(rule=so.Pull(STRENGTH, damping=0.0), **memory))
+
+
+def with_budget(model: nn.Module, budget: str, every: int) -> so.Protection:
+    """The model protected by what a budget picks. Raises ValueError where it is refused or pulls nothing back."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    protection = so.protect(model, optimizer, budget=budget, strength=STRENGTH, every=every)
+    memory = protection.memory
+    if not isinstance(memory, so.LayerMemory) or not isinstance(memory.rule, so.Pull):
+        raise NothingIsPulled(f"{memory!r} pulls nothing back")
+    memory.rule = replace(memory.rule, damping=0.0)
+    return protection
+
+
+def ratios(make: Callable[[], nn.Module], inputs: Callable[[], Any], **memory: Any) -> Ratios:
+    """Measured over predicted for one network under a layer memory with these settings."""
+    return measured_over_predicted(make, inputs, lambda model: with_memory(model, **memory))[0]
+
+
+def measured_over_predicted(
+    make: Callable[[], nn.Module], inputs: Callable[[], Any], protect: Callable[[nn.Module], so.Protection]
+) -> tuple[Ratios, str]:
+    """Measured over predicted for one network, and its memory in words."""
     torch.manual_seed(0)
     model, x = make(), inputs()
     old, new = (torch.randint(0, CLASSES, (EXAMPLES,), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     fit(model, x, old, STEPS)
     model.eval()
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    kept = so.LayerMemory(rule=so.Pull(STRENGTH, damping=0.0), **memory)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", so.ProtectionWarning)
-        protection = so.protect(model, optimizer, memory=kept)
+        protection = protect(model)
         protection.remember([(x[i : i + 16], None) for i in range(0, EXAMPLES, 16)])
+    kept = protection.memory
+    assert isinstance(kept, so.LayerMemory)
     parameters, projector = protection.parameters, protection.projector
     assert projector is not None
     protection.detach()
@@ -291,10 +329,10 @@ def ratios(make: Callable[[], nn.Module], inputs: Callable[[], Any], **memory: A
             if counted > 0:
                 found[kind][name] = measured(own) / counted
         found[kind]["together"] = measured(D) / predicted(D)
-    return found
+    return found, f"{kept!r}, {protection.ledger().nbytes:,} bytes for {parameters.p:,} weights"
 
 
-def summary(found: dict[str, dict[str, float]]) -> list[str]:
+def summary(found: Ratios) -> list[str]:
     """Range over layers, the share of layers within a factor of two, and all together, per displacement."""
     cells = []
     for by_layer in found.values():
@@ -305,27 +343,68 @@ def summary(found: dict[str, dict[str, float]]) -> list[str]:
     return cells
 
 
+def table(
+    networks: Mapping[str, tuple[Callable[[], nn.Module], Callable[[], Any]]],
+    protect: Callable[[nn.Module], so.Protection],
+    near: float,
+    far: float,
+) -> dict[str, Any]:
+    """Measure these networks and print a Markdown table.
+
+    Args:
+        networks: by name, what makes the model and its inputs.
+        protect: protects a model.
+        near: in a factor of so much should lie nine of ten layers, for displacements of training.
+        far: in one of so much all.
+
+    Returns:
+        Ratios and memories of each network, and why others have none.
+    """
+    everything: dict[str, Ratios] = {}
+    memories, without = {}, {}
+    print("| network | random: layers (within ½ – 2) | together | gradient | together | training | together |")
+    print("|---|---|---|---|---|---|---|")
+    for name, (make, inputs) in networks.items():
+        try:
+            everything[name], memories[name] = measured_over_predicted(make, inputs, protect)
+        except ValueError as error:
+            without[name] = str(error)
+            print(f"| {name} | {error} |", flush=True)
+            continue
+        print(f"| {name} | {' | '.join(summary(everything[name]))} |", flush=True)
+    layers = [r for found in everything.values() for n, r in found["training"].items() if n != "together"]
+    inside, beyond = sum(1 / near <= r <= near for r in layers), sum(not 1 / far <= r <= far for r in layers)
+    print(
+        f"\n{inside} of {len(layers)} layers within a factor of {near:g} and {beyond} beyond one of {far:g}, training."
+    )
+    return {"ratios": everything, "memories": memories, "without": without}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--curvature", default="traces", choices=["traces", "positions"])
     parser.add_argument("--rank", type=int, default=1000, help="1000 is full rank for all of these")
+    parser.add_argument("--budget", action="append", help="in place of a rank; may be given several times")
+    parser.add_argument("--every", type=int, default=10, help="steps between projections, of which a budget depends")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.backends.mha.set_fastpath_enabled(False)  # it has no forward-mode derivative
-    everything = {}
-    print("| network | random: layers (within ½ – 2) | together | gradient | together | training | together |")
-    print("|---|---|---|---|---|---|---|")
-    for name, (make, inputs) in {**NETWORKS, **of_transformers()}.items():
-        everything[name] = ratios(make, inputs, rank=options.rank, curvature=options.curvature)
-        print(f"| {name} | {' | '.join(summary(everything[name]))} |", flush=True)
-    layers = [r for found in everything.values() for n, r in found["training"].items() if n != "together"]
-    near, far = sum(0.5 <= r <= 2 for r in layers), sum(not 0.25 <= r <= 4 for r in layers)
-    print(f"\n{near} of {len(layers)} layers within [½, 2] and {far} beyond [¼, 4] for displacements of training.")
+    machine = {"torch": torch.__version__, "system": f"{platform.system()} {platform.machine()}"}
+    networks = {**NETWORKS, **of_transformers()}
+    if options.budget is None:
+        settings = {"curvature": options.curvature, "rank": options.rank}
+        found = table(networks, lambda model: with_memory(model, **settings), 2, 4)
+        record = {"machine": machine, **settings, "ratios": found["ratios"]}
+    else:
+        record = {"machine": machine, "optimizer": "AdamW", "every": options.every, "budgets": {}}
+        for budget in options.budget:
+            print(f"\nA budget of {budget}:\n")
+            record["budgets"][budget] = table(
+                networks, lambda model, b=budget: with_budget(model, b, options.every), 3, 5
+            )
     if options.json is not None:
-        machine = {"torch": torch.__version__, "system": f"{platform.system()} {platform.machine()}"}
-        record = {"machine": machine, "curvature": options.curvature, "rank": options.rank, "ratios": everything}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        options.json.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

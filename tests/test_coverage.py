@@ -82,6 +82,28 @@ def test_gradient_memories_cover_everything():
     assert all(row.how.startswith("gradients") for row in protection.coverage())
 
 
+UNUSED = {
+    "product": lambda: so.ProductSketch(6),
+    "blocks": lambda: so.GradientMemory(so.ProductSketch(4), blocks=3),
+    "bfloat16": lambda: so.GradientMemory(so.ProductSketch(6), basis_dtype="bfloat16"),
+    "moment": lambda: so.SecondMoment(),
+    "all rows": lambda: so.AllRows(),
+    "frequent": lambda: so.FrequentDirections(4, 4),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSED)
+def test_gradient_memories_name_what_nothing_observed_depends_on(kind):
+    heads = nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)])
+    model = nn.ModuleDict({"body": nn.Linear(4, 5), "heads": heads})
+    model.forward = lambda x: heads[0](torch.tanh(model["body"](x)))
+    protection = protected(model, UNUSED[kind]())
+    assert all(row.how.startswith("gradients") for row in protection.coverage())
+    protection.remember([batch()])
+    free = {row.name for row in protection.coverage() if row.how.startswith("free so far")}
+    assert free == {"heads.1.weight", "heads.1.bias"}
+
+
 def test_modules_with_like_names_are_layers_of_their_own():
     model = nn.ModuleDict({"fc": nn.Linear(4, 5), "fc_": nn.Linear(5, 3)})
     model.forward = lambda x: model["fc_"](torch.tanh(model["fc"](x)))

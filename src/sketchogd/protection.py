@@ -32,6 +32,7 @@ from .model.wrapped import unwrapped_model
 from .optimizer.hooks import UpdateProjection
 from .optimizer.joint import correction_form
 from .optimizer.kinds import require_optimizer
+from .optimizer.meter import Meter
 from .optimizer.reference import FULL, ROUNDED, Copy
 from .optimizer.wrapped import unwrapped
 from .projector.base import Anchor, Projector
@@ -519,6 +520,8 @@ class Protection:
         flags = {"stale": self._stale, "remembered": self._projector is not None}
         meta = {"format": file.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
         meta |= self._statistics.state()
+        if self._projection.meter.projections:
+            meta["meter"] = self._projection.meter.state()
         anchor = self._projection.reference if self.memory.rule.anchor is not None else None
         copies = zip(self.parameters.names, anchor or (), strict=False)
         parts = {restore.ANCHOR + name + suffix: part for name, copy in copies for suffix, part in copy.parts()}
@@ -595,6 +598,7 @@ class Protection:
         self._saved_beside = meta.get("weights")
         self._statistics.load(meta, bool(meta["remembered"]))
         self._projection.reset()
+        self._projection.meter = Meter.of(meta.get("meter"))
         if restored.anchor:
             self._projection.reference = restored.anchor
 

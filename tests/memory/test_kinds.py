@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.utils.checkpoint import checkpoint
 
 import sketchogd as so
 from sketchogd.optimizer.anchor import tension
@@ -70,6 +71,45 @@ def embedded(**options):
     return flat(nn.Embedding(12, 5, **options))
 
 
+def pruned(module):
+    prune.random_unstructured(module, "weight", 0.4)
+    return nn.Sequential(module)
+
+
+def sharing_a_weight():
+    """Two layers with one weight, and a bias each."""
+    first, second = nn.Linear(5, 5), nn.Linear(5, 5)
+    second.weight = first.weight
+    return Apply(lambda x, a, b, c: c(torch.tanh(b(torch.tanh(a(x))))), first, second, nn.Linear(5, 3))
+
+
+def sharing_a_bias():
+    first, second = nn.Linear(5, 5), nn.Linear(5, 5)
+    second.bias = first.bias
+    return Apply(lambda x, a, b, c: c(torch.tanh(b(torch.tanh(a(x))))), first, second, nn.Linear(5, 3))
+
+
+class StackedExperts(nn.Module):
+    """The weights of all experts in one tensor, of which each example takes one."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.out = nn.Linear(5, 3), nn.Linear(6, 3)
+        self.weight = nn.Parameter(torch.randn(3, 5, 6) / 2)
+
+    def forward(self, x):
+        share, chosen = self.gate(x).softmax(-1).max(-1)
+        return self.out(torch.tanh(torch.bmm(x[:, None], self.weight[chosen])[:, 0] * share[:, None]))
+
+
+def checkpointed(reentrant):
+    def forward(x, a, b):
+        x = x.detach().requires_grad_(reentrant)
+        return b(checkpoint(lambda t: torch.tanh(a(t)), x, use_reentrant=reentrant))
+
+    return Apply(forward, nn.Linear(5, 6), nn.Linear(6, 3))
+
+
 def standardised(x, conv):
     w = conv.weight - conv.weight.mean((1, 2, 3), keepdim=True)
     return F.conv2d(x, w, conv.bias)
@@ -86,6 +126,8 @@ PROTECTED = {
     "depthwise": (lambda: flat(nn.Conv2d(4, 4, 3, groups=4, padding="same")), images),
     "channels last": (lambda: flat(nn.Conv2d(4, 3, 3)), channels_last),
     "EmbeddingBag": (lambda: flat(nn.EmbeddingBag(12, 5)), tokens),
+    "EmbeddingBag, sparse": (lambda: flat(nn.EmbeddingBag(12, 5, mode="sum", sparse=True)), tokens),
+    "EmbeddingBag, max": (lambda: flat(nn.EmbeddingBag(12, 5, mode="max")), tokens),
     "sparse embedding": (lambda: embedded(sparse=True), tokens),
     "embedding with max_norm": (lambda: embedded(max_norm=1.0), tokens),
     "embedding with scale_grad_by_freq": (lambda: embedded(scale_grad_by_freq=True), tokens),
@@ -120,9 +162,27 @@ PROTECTED = {
     "weight norm": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(5, 3))), features),
     "spectral norm": (lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(5, 3))), features),
     "a parametrization": (lambda: parametrized(nn.Linear(5, 3)), features),
+    "pruned": (lambda: pruned(nn.Linear(5, 3)), features),
+    "one weight, two biases": (sharing_a_weight, features),
+    "two weights, one bias": (sharing_a_bias, features),
     "mixture of experts": (Routed, tokens),
+    "stacked experts": (StackedExperts, features),
+    "checkpointed": (lambda: checkpointed(False), features),
     "used twice": (
         lambda: Apply(lambda x, a, b: b(torch.tanh(a(torch.tanh(a(x))))), nn.Linear(5, 5), nn.Linear(5, 3)),
+        features,
+    ),
+    "outputs (b,)": (
+        lambda: Apply(lambda x, a, b: b(torch.tanh(a(x)))[:, 0], nn.Linear(5, 6), nn.Linear(6, 1)),
+        features,
+    ),
+    "outputs (b, T, V)": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 9)), sequences),
+    "outputs (b, C, H, W)": (
+        lambda: nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 3, 1)),
+        images,
+    ),
+    "running statistics": (
+        lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)),
         features,
     ),
     "batch statistics": (
@@ -168,6 +228,30 @@ UNPROTECTED = {
     ),
 }
 """Models, their inputs, and what coverage says of parameters that are not protected in every way they are used."""
+
+
+TRANSFORMED = {
+    "embedding by index": (
+        lambda: Apply(lambda x, e: torch.tanh(e.weight[x]).mean(1), nn.Embedding(12, 3)),
+        tokens,
+    ),
+    "W @ x": (lambda: Apply(lambda x, a: (a.weight @ x.T).T, nn.Linear(5, 3, False)), features),
+    "a copy of the transpose": (
+        lambda: Apply(lambda x, a: x @ a.weight.T.contiguous(), nn.Linear(5, 3, False)),
+        features,
+    ),
+    "a convolution as a linear layer": (
+        lambda: Apply(lambda x, c: F.linear(x.mean((2, 3)), c.weight.flatten(1)), nn.Conv2d(4, 3, 1, bias=False)),
+        images,
+    ),
+    "under torch.func.vmap": (
+        lambda: Apply(lambda x, a: torch.func.vmap(lambda row: F.linear(row, a.weight))(x), nn.Linear(5, 3, False)),
+        features,
+    ),
+}
+"""Models whose one weight is used in a way that nothing protects."""
+
+UNPROTECTED |= {kind: (*each, {"parts.0.weight": "free so far"}) for kind, each in TRANSFORMED.items()}
 
 
 def made(make, inputs):
@@ -238,6 +322,30 @@ def test_what_nothing_protects_is_named(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once
         protection.remember([(x, None)])
+
+
+@pytest.mark.parametrize("memory", [so.LayerMemory, so.ProductSketch])
+@pytest.mark.filterwarnings("ignore:torch.func cannot")
+def test_what_is_used_where_gradients_are_disabled_is_named(memory):
+    """A reentrant checkpoint hides its weights from autograd.grad; nothing would tell that they are free."""
+    model, x = made(lambda: checkpointed(True), features)
+    protection = so.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=memory(8))
+    with pytest.warns(so.ProtectionWarning, match=r"'parts\.0' where gradients are disabled.*NOT PROTECTED"):
+        protection.remember([(x, torch.zeros(len(x), dtype=torch.int64))])
+    assert {row.name: row.how for row in protection.coverage()}["parts.0.weight"].startswith("free so far")
+
+
+@pytest.mark.parametrize("targets", [torch.randn(24, 3), (torch.rand(24, 3) > 0.5).float()])
+def test_values_and_labels_as_targets_are_remembered_by_every_output(targets):
+    """Regression and several labels: with the default output a layer memory asks for no class."""
+    model, x = made(lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), features)
+    found = []
+    for batch in ((x, None), (x, targets)):
+        protection = so.protect(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=so.LayerMemory(400))
+        protection.remember([batch])
+        found.append(tension(protection.projector, torch.linspace(-1, 1, protection.parameters.p)))
+        protection.detach()
+    torch.testing.assert_close(*found)
 
 
 def test_sparse_gradients_are_protected():

@@ -143,7 +143,7 @@ def test_the_order_of_positions_is_found_by_what_an_example_touches(batch_first)
     model = Tokens(batch_first).eval()
     x = torch.randint(1, 11, (5, 5))  # as many examples as positions, so that shapes say nothing
     layers = find_layers(ProtectedParameters(model))
-    result, uses = record(layers, lambda: model(x))
+    result, uses, _ = record(layers, lambda: model(x))
     orders = dict(zip([use.layer.name for use in uses], orders_of_positions(uses, result), strict=True))
     assert orders["token"] == orders["twice"] == orders["folded"] == orders["out"] == EXAMPLES_FIRST
     assert orders["position"] == MIXED

@@ -1,14 +1,20 @@
 """Language models of transformers: what is remembered of them is what their own loss looks at."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sketchogd as so
+from sketchogd.memory.others import CALLS
 from sketchogd.model.calls import Call
 from sketchogd.model.gradients import GradientSignals
 from sketchogd.model.layers import find_layers
 from sketchogd.model.sensitivities import Reading
+from sketchogd.model.signs import position_signs
+from sketchogd.seeds import derive_seed
 
 hf = pytest.importorskip("transformers")
 
@@ -111,6 +117,7 @@ def test_batches_of_collators_are_remembered(name, memory, output):
     if memory is so.LayerMemory:
         counted = labels[:, 1:] if name in SHIFTED else labels
         assert protection.memory.logits == round(V * float(counted.ge(0).sum()) / 5)
+        assert protection.memory.others.way == CALLS  # one pass for the batch, whatever its mask
 
 
 @pytest.mark.parametrize("curvature", ["traces", "positions"])
@@ -146,6 +153,27 @@ def test_every_logit_of_what_counts_and_of_nothing_else():
         assert reading.count == round(V * float(counted.sum()) / 5)
 
 
+@pytest.mark.filterwarnings("ignore:torch.func cannot")
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "T5", "BERT, masked"])
+def test_every_logit_in_a_gradient_memory_is_that_of_autograd(name):
+    """Rows are ∇ Σ ± logit over the positions whose next (or own) token is a label."""
+    model, inputs, labels = make(name)
+    chosen = so.ProtectedParameters(model)
+    memory = so.GradientMemory(so.ProductSketch(4))
+    memory.bind(chosen, so.every_logit)
+    rows = torch.cat(list(memory.signals.chunks(*memory.prepared(inputs, labels))))
+    logits = model(**inputs, labels=labels).logits
+    counted = labels >= 0
+    if name in SHIFTED:
+        counted = torch.cat([counted[:, 1:], torch.zeros(5, 1, dtype=torch.bool)], 1)
+    signs = position_signs(torch.arange(5), logits[0], derive_seed("signs")).view(logits.shape)
+    scalars = (logits * signs * counted[..., None]).sum((1, 2))
+    expected = torch.stack(
+        [chosen.flatten(torch.autograd.grad(s, chosen.tensors, retain_graph=True, allow_unused=True)) for s in scalars]
+    )
+    assert (rows - expected).norm() / expected.norm() < 1e-5
+
+
 def test_backward_passes_do_not_grow_with_the_vocabulary(monkeypatch):
     passes = []
     for tokens in (V, 4000):
@@ -160,6 +188,51 @@ def test_backward_passes_do_not_grow_with_the_vocabulary(monkeypatch):
         monkeypatch.undo()
         passes.append(len(calls))
     assert passes == [10, 10]  # eight, one for the order of positions, one that looks for uses not seen
+
+
+class Large(TorchDispatchMode):
+    """Counts the bytes of living tensors of at least `least` bytes, and the most of them at a time."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.living, self.most, self.seen = least, 0, 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for t in torch.utils._pytree.tree_leaves(found):
+            if isinstance(t, torch.Tensor) and t.untyped_storage().nbytes() >= self.least:
+                self._note(t.untyped_storage())
+        return found
+
+    def _note(self, storage):
+        key, nbytes = storage._cdata, storage.nbytes()
+        if key not in self.seen:
+            self.seen.add(key)
+            self.living += nbytes
+            self.most = max(self.most, self.living)
+            weakref.finalize(storage, self._forget, key, nbytes)
+
+    def _forget(self, key, nbytes):
+        self.seen.discard(key)
+        self.living -= nbytes
+
+
+@pytest.mark.parametrize("vocabulary", [2_000, 8_000])
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "T5"])
+def test_memory_for_a_vocabulary_is_a_few_tensors_of_the_logits(name, vocabulary, monkeypatch):
+    """Forward and backward pass of the model's own loss hold three (logits, their log-softmax, a gradient).
+
+    Remembering may hold six: the logits, signs of two combinations, their gradients and one that is made.
+    """
+    monkeypatch.setattr("tests.model.test_language.V", vocabulary)
+    model, inputs, labels = make(name)
+    logits = 4 * labels.numel() * vocabulary
+    memory = so.LayerMemory(4)
+    memory.bind(so.ProtectedParameters(model), None)
+    with Large(logits // 2) as large:
+        memory.observe(inputs, labels)
+    assert memory.examples == 5
+    assert logits <= large.most <= 6 * logits
 
 
 def test_an_encoder_decoder_without_labels_says_what_to_do():

@@ -45,6 +45,13 @@ OPTIMIZERS = {
     "lion": lambda p: Lion(p, lr=0.003),
     "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.5),
 }
+
+
+def adafactor_of_transformers(p, **options):
+    return pytest.importorskip("transformers.optimization").Adafactor(p, scale_parameter=False, **options)
+
+
+OPTIMIZERS["transformers' adafactor"] = lambda p: adafactor_of_transformers(p, lr=0.01, relative_step=False)
 if hasattr(torch.optim, "Muon"):
     OPTIMIZERS["muon"] = lambda p: torch.optim.Muon(p, lr=0.01, weight_decay=0)
 
@@ -110,6 +117,53 @@ def test_training_ends_at_the_balance_for_every_optimizer(name, every):
     trained = Trained(OPTIMIZERS[name], every).train(3000)
     assert trained.imbalance() < 0.05
     assert (trained.model.weight - trained.before).norm() > 0.1  # and the new task was learned
+
+
+@pytest.mark.parametrize("options", [{"lr": None, "relative_step": True}, {"lr": 0.01, "relative_step": False}])
+def test_adafactor_of_transformers_is_pulled(options):
+    """It may have a learning rate of None, and keeps second moments of vectors (biases), but no betas."""
+
+    def change(strength):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3).double()
+        old, new, wanted = problem()
+        before = model(old).detach()
+        optimizer = adafactor_of_transformers(model.parameters(), **options)
+        so.protect(model, optimizer, memory=so.LayerMemory(20, strength=strength)).remember([(old, None)])
+        for _ in range(500):
+            optimizer.zero_grad()
+            mse_loss(model(new), wanted).backward()
+            optimizer.step()
+        return float((model(old).detach() - before).square().mean())
+
+    assert change(50.0) < 0.1 * change(1e-9)
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_tokens_that_do_not_occur_change_nothing(every):
+    """Entries without any gradient take no steps; counted in the step size they made it 1,000 times too large."""
+
+    def change(tokens):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(tokens, 8), nn.Flatten(), nn.Linear(32, 4))
+        g = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            model[0].weight[:50] = torch.randn(50, 8, generator=g)
+            model[2].weight.copy_(torch.randn(4, 32, generator=g) / 5)
+            model[2].bias.zero_()
+        old, new = (torch.randint(0, 50, (64, 4), generator=g) for _ in range(2))
+        y = torch.randint(0, 4, (64,), generator=g)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        protection = so.protect(model, optimizer, memory=so.LayerMemory(50), every=every)
+        protection.remember([(old, None)])
+        before = model(old).detach()
+        for _ in range(100):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(new), y).backward()
+            optimizer.step()
+        return float((model(old).detach() - before).square().mean())
+
+    assert change(5000) == pytest.approx(change(50), rel=0.2)
 
 
 @pytest.mark.parametrize("name", ["adamw", "adadelta", "dampening"])

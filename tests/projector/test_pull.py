@@ -292,3 +292,36 @@ def test_the_usual_strength_and_damping_are_those_that_the_results_are_for():
     usual = so.LayerSketch(4, curvature="positions")
     assert (usual.rule.strength, usual.rule.damping) == (2.0, 0.05)
     assert so.LayerMemory(4, rule=so.Pull()).rule == so.LayerMemory(4).rule == so.Pull(RELATIVE_STRENGTH)
+
+
+def classified(memory, every=1, rate=lambda i: 0.15):
+    """Mean square change of old outputs in 100 steps of SGD on other labels."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    old, new = torch.randn(5, 6), torch.randn(40, 6)
+    labels = torch.randint(0, 3, (40,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if memory is not None:
+        protection = so.protect(model, optimizer, memory=memory, every=every)
+        protection.remember([(old, None)])
+    before = model(old).detach()
+    for i in range(100):
+        optimizer.param_groups[0]["lr"] = rate(i)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(new), labels).backward()
+        optimizer.step()
+    return float((model(old).detach() - before).square().mean())
+
+
+@pytest.mark.parametrize("every", [1, 10, 50])
+def test_the_rate_of_each_step_counts_and_not_that_of_the_last(every):
+    """A rate that falls to zero within every 50 steps, the mean of which is that of a constant one."""
+    falling, constant = (
+        classified(so.LayerMemory(50), every, rate) for rate in (lambda i: 0.3 * (1 - i % 50 / 49), lambda i: 0.15)
+    )
+    assert falling < 2 * constant < 0.02 * classified(None)
+
+
+def test_a_pull_by_inputs_alone_protects_without_further_settings():
+    """The weight of an example is not divided by a number of logits, of which none enters."""
+    assert classified(so.LayerMemory(50, outputs=False)) < 0.2 * classified(None)

@@ -1,5 +1,6 @@
 """Files: a memory goes on in another process to the same bits; damage is refused; a kill leaves old or new."""
 
+import copy
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from torch import nn
 
 import sketchogd as so
 from sketchogd import storage
+from sketchogd.optimizer import meter
 from sketchogd.storage.restore import describe
 from tests import models
 from tests.reference import projected
@@ -75,7 +77,15 @@ torch.save(model.state_dict(), {out!r} + ".weights")
 
 @pytest.mark.parametrize(
     ("name", "every"),
-    [("product", 1), ("layers", 3), ("layers-rounded", 3), ("gradient", 1), ("bfloat16", 1), ("blocks", 3)],
+    [
+        ("product", 1),
+        ("layers", 3),
+        ("layers-rounded", 3),
+        ("gradient", 1),
+        ("bfloat16", 1),
+        ("blocks", 3),
+        ("layers-hard", 3),
+    ],
 )
 def test_a_new_process_continues_to_the_same_bits(name, every, tmp_path):
     model, optimizer, protection, x, y = protected(MEMORIES[name](), every=every)
@@ -110,6 +120,29 @@ def test_a_new_process_continues_to_the_same_bits(name, every, tmp_path):
     a, b = storage.read(tmp_path / "here.safetensors"), storage.read(out)
     assert a[0] == b[0]
     assert all(torch.equal(a[1][key], b[1][key]) for key in a[1])
+
+
+@pytest.mark.parametrize("name", ["product", "all", "blocks", "layers-hard"])
+def test_the_second_pass_and_what_was_measured_go_on(name, tmp_path, monkeypatch):
+    """Once a hard projection leaves too much behind, every step has a second pass, also after loading.
+
+    Here only the first process can find out that it is needed.
+    """
+    monkeypatch.setattr(meter, "_TWICE_ABOVE", -1.0)
+    model, optimizer, protection, x, y = protected(MEMORIES[name]())
+    protection.remember([(x, y)])
+    train(model, optimizer, x.flip(0), y, 5)
+    protection.save(tmp_path / "m.safetensors")
+    other, its_optimizer, loaded, _, _ = protected(MEMORIES[name]())
+    other.load_state_dict(model.state_dict())
+    its_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    loaded.load(tmp_path / "m.safetensors")
+    monkeypatch.setattr(meter, "_TWICE_ABOVE", 1.0)
+    assert loaded.metrics() == {**protection.metrics(), "steps": 0}
+    train(model, optimizer, x.flip(0), y, 4)
+    train(other, its_optimizer, x.flip(0), y, 4)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert loaded.metrics() == {**protection.metrics(), "steps": 4}
 
 
 @pytest.mark.parametrize("name", MEMORIES)

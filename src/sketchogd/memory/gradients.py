@@ -35,6 +35,7 @@ from .state import (
     left_out,
     load_sketches,
     require_sketches,
+    seen_in,
     sketch_diagnostics,
     stored_sketch,
 )
@@ -198,9 +199,9 @@ class GradientMemory(Memory):
 
     def coverage(self) -> Iterator[Covered]:
         """See `Memory`."""
-        seen = any(block.sketch.count > 0 for block in self.parts)
-        for tensor in self.parameters.tensors:
-            yield Covered(tensor, f"gradients, {self.sketch!r}", seen)
+        seen = seen_in([block.sketch for block in self.parts], self.parameters)
+        for tensor, own in zip(self.parameters.tensors, seen, strict=True):
+            yield Covered(tensor, f"gradients, {self.sketch!r}", own)
 
     def end_task(self) -> None:
         """See `Memory`."""

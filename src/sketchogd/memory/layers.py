@@ -20,7 +20,7 @@ from ..coverage import Covered, unexplained
 from ..errors import ProtectionWarning, StorageError
 from ..ledger import Held
 from ..model.batches import Output, batch_size, every_logit, logits_of
-from ..model.layers import TRANSPOSED
+from ..model.layers import TRANSPOSED, hidden_from_gradients
 from ..model.parameters import ProtectedParameters
 from ..model.sensitivities import Reading
 from ..projector.layers import LayerPlace, LayersProjector
@@ -246,6 +246,8 @@ class LayerMemory(Memory):
 
     def _warn_of_unseen(self, reading: Reading) -> None:
         """Warn of layers whose parameters move the outputs otherwise than by the calls that were recorded."""
+        if reading.hidden:
+            warnings.warn(hidden_from_gradients(reading.hidden), ProtectionWarning, stacklevel=5)
         names = unexplained(reading, [factors.layer for factors in self.factors.values()], self.seed)
         self.in_part = set(names)
         if names:

@@ -24,6 +24,7 @@ from ..projector.rules import BasisSpectra, Rule
 from ..seeds import derive_seed
 from ..sketch import Sketch
 from .staging import Commit, staged_rows
+from .state import seen_in
 
 CALLS, EXAMPLES, TOGETHER = "calls", "examples", "together"
 """Ways of computing gradients: from recorded calls, by `GradientSignals`, or summed over a batch with random signs."""
@@ -125,15 +126,7 @@ class OtherParameters:
 
     def seen(self) -> list[bool]:
         """For each parameter whether anything observed depends on it: whether it has columns that are not zero."""
-        held = self.sketch.tensors()
-        rows = held.get("rows", held.get("matrix"))
-        if rows is None or not self.sketch.count:
-            return [self.sketch.count > 0] * len(self.parameters)
-        values = held.get("values")
-        rows = rows if values is None else rows[: len(values)]
-        columns = torch.linalg.vector_norm(rows, dim=0)
-        least = 1e-10 * columns.max()  # eigenvectors are zero but for rounding
-        return [bool((columns[place] > least).any()) for _, place in self.parameters.slices()]
+        return seen_in([self.sketch], self.parameters)
 
     def projector(self, rule: Rule, weight: float) -> Projector | None:
         """The projector of these parameters; None where nothing is remembered of them."""

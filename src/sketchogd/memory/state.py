@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import schema
 from ..errors import StorageError
+from ..model.parameters import ProtectedParameters
 from ..sketch import REGISTRY, AllRows, ProductSketch, SecondMoment, Sketch
 from ..sketch.columns import Columns
 from ..theory.bounds import nystrom_error
@@ -101,6 +102,32 @@ def load_sketches(
             sketch.load_state_dict({"meta": metas[name], "tensors": own[name]})
         except ValueError as error:
             raise StorageError(f"{name}: {error}") from error
+
+
+def seen_in(sketches: Sequence[Sketch], parameters: ProtectedParameters) -> list[bool]:
+    """For each parameter whether anything observed depends on it: whether it has columns that are not zero.
+
+    Where sketches do not tell, because they are split over processes or keep no rows, all count as seen.
+
+    Args:
+        sketches: of the gradients' columns, one after the other.
+        parameters: whose gradients they are.
+    """
+    columns = [found for sketch in sketches if (found := _seen_columns(sketch)) is not None]
+    if len(columns) < len(sketches) or sum(map(len, columns)) != parameters.p or parameters.width != parameters.p:
+        return [any(sketch.count > 0 for sketch in sketches)] * len(parameters)
+    seen = torch.cat([found.to(parameters.device) for found in columns])
+    return [bool(seen[place].any()) for _, place in parameters.slices()]
+
+
+def _seen_columns(sketch: Sketch) -> Tensor | None:
+    held = sketch.tensors()
+    rows = held.get("rows", held.get("matrix"))
+    if rows is None or rows.ndim != 2 or not sketch.count:
+        return None
+    values = held.get("values")
+    norms = torch.linalg.vector_norm(rows if values is None else rows[: len(values)], dim=0)
+    return norms > 1e-10 * norms.max()  # eigenvectors are zero but for rounding
 
 
 def left_out(sketch: Sketch) -> float | None:

@@ -152,7 +152,7 @@ def _backward(
         gradients = torch.autograd.grad(results, values, each, retain_graph=True, allow_unused=True)
         for out, gradient in zip(found, gradients, strict=True):
             if gradient is not None:
-                out[i] = gradient
+                out[i] = gradient.to_dense()
     return found
 
 

@@ -32,7 +32,7 @@ from .batches import (
     true_logit,
 )
 from .calls import Call
-from .layers import TRANSPOSED, find_layers, patches, record
+from .layers import TRANSPOSED, find_layers, hidden_from_gradients, patches, record
 from .parameters import ProtectedParameters, Selection
 
 WORTHWHILE_CHUNK = 64
@@ -110,7 +110,7 @@ class GradientSignals:
         if batch_size(inputs) <= self.chunk:
             return
         total = self.total(inputs, targets)
-        if all(t is None or bool(t.isfinite().all()) for t in total):
+        if all(t is None or bool(t.to_dense().isfinite().all()) for t in total):
             return
         start, bad = 0, []
         for rows in self.chunks(inputs, targets):
@@ -140,6 +140,7 @@ class GradientSignals:
         if self.parameters.split:
             return "shards"
         ends = call.part(slice(None, None, max(1, batch_size(call.inputs) - 1)))
+        _warn_of_hidden(record(self.layers, ends.run)[2])
         slow, expected = "vmap", None
         try:
             expected = _by_vmap(self, ends)
@@ -163,6 +164,11 @@ class GradientSignals:
                 stacklevel=2,
             )
         return slow
+
+
+def _warn_of_hidden(names: set[str]) -> None:
+    if names:
+        warnings.warn(hidden_from_gradients(names), ProtectionWarning, stacklevel=2)
 
 
 def _agree(found: Tensor, expected: Tensor, parameters: ProtectedParameters) -> bool:
@@ -246,7 +252,7 @@ def _fast(signals: GradientSignals, call: Call) -> Tensor | None:
     None if a use does not have the batch as its first dimension, or uses a slice of a weight.
     """
     parameters, b = signals.parameters, batch_size(call.inputs)
-    output, uses = record(signals.layers, call.run)
+    output, uses, _ = record(signals.layers, call.run)
     scalars = per_example(signals.output, output, call.targets)
     if not uses or any(len(use.input) != b or use.first for use in uses):
         return None

@@ -89,7 +89,7 @@ def find_layers(parameters: ProtectedParameters, tied: bool = False) -> list[Lay
             previous = found.setdefault(id(weight), layer)
             if tied and {previous.kind, kind} == {"embedding", "linear"}:
                 found[id(weight)] = previous if previous.kind == "embedding" else layer
-            elif (previous.kind, previous.bias) != (layer.kind, layer.bias):
+            elif previous.kind != kind or previous.bias is not own:
                 conflicting.add(id(weight))
     layers = [layer for key, layer in found.items() if key not in conflicting]
     biases = Counter(id(layer.bias) for layer in layers if layer.bias is not None)
@@ -130,6 +130,7 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.layers = {id(layer.weight): layer for layer in layers}
         self.uses: list[Use] = []
+        self.hidden: list[str] = []
 
     def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -138,12 +139,17 @@ class _Recorder(TorchFunctionMode):
                 return attention(*args, **kwargs)
         result = func(*args, **kwargs)
         read = _READERS.get(func)
-        if read is not None and result.requires_grad:
-            input, weight, transposed, options = read(*args, **kwargs)
-            layer, first, stored_transposed = self._layer(weight)
-            if layer is not None and _fits(layer, func, transposed != stored_transposed):
-                head = layer.tied and func is not F.embedding
-                self.uses.append(Use(layer, input.detach(), get_gradient_edge(result), first, options, head))
+        if read is None:
+            return result
+        input, weight, transposed, options = read(*args, **kwargs)
+        layer, first, stored_transposed = self._layer(weight)
+        if layer is None:
+            return result
+        if not result.requires_grad:
+            self.hidden.append(layer.name)
+        elif _fits(layer, func, transposed != stored_transposed):
+            head = layer.tied and func is not F.embedding
+            self.uses.append(Use(layer, input.detach(), get_gradient_edge(result), first, options, head))
         return result
 
     def _layer(self, weight: Tensor) -> tuple[Layer | None, int, bool]:
@@ -224,12 +230,26 @@ _READERS: dict[Any, Callable[..., _Read]] = {
 }
 
 
-def record(layers: Iterable[Layer], forward: Callable[[], Any]) -> tuple[Any, list[Use]]:
-    """Run `forward` with gradients enabled; returns its result and every use of the layers' weights, in order."""
+def record(layers: Iterable[Layer], forward: Callable[[], Any]) -> tuple[Any, list[Use], set[str]]:
+    """Run `forward` with gradients enabled.
+
+    Returns:
+        Its result; every use of the layers' weights, in order; and the names of layers that are used only where
+        gradients are disabled, such as in a reentrant checkpoint, so that no gradient shows what depends on them.
+    """
     recorder = _Recorder(layers)
     with torch.enable_grad(), recorder:
         result = forward()
-    return result, recorder.uses
+    return result, recorder.uses, set(recorder.hidden) - {use.layer.name for use in recorder.uses}
+
+
+def hidden_from_gradients(names: Iterable[str]) -> str:
+    """The warning of layers that a model uses only where gradients are disabled."""
+    return (
+        f"the model uses the parameters of {', '.join(map(repr, sorted(names)))} where gradients are disabled, such as "
+        "in torch.no_grad() or in a reentrant checkpoint. No gradient shows which outputs depend on them, and they are "
+        "NOT PROTECTED. Checkpoint with torch.utils.checkpoint.checkpoint(…, use_reentrant=False), or not in eval mode"
+    )
 
 
 # ---------------------------------------------------------------- positions by example

@@ -125,7 +125,7 @@ class ProtectedParameters:
             if value is None:
                 out[place] = 0
             else:
-                out[place] = local(value).reshape(-1)
+                out[place] = local(value).to_dense().reshape(-1)
         return out
 
     def unflatten(self, vector: Tensor) -> list[Tensor]:

@@ -121,7 +121,7 @@ class Reading:
             return Call.of(self.model, self.inputs, self.targets, self.output)
 
     @cached_property
-    def _recorded(self) -> tuple[tuple[Any, list[WatchedCall]], list[Use]]:
+    def _recorded(self) -> tuple[tuple[Any, list[WatchedCall]], list[Use], set[str]]:
         call = self.call  # before anything is recorded, since the model may be run for it
 
         def forward() -> tuple[Any, list[WatchedCall]]:
@@ -145,6 +145,11 @@ class Reading:
     def uses(self) -> list[Use]:
         """Every use of the layers' weights, in order."""
         return self._recorded[1]
+
+    @property
+    def hidden(self) -> set[str]:
+        """The names of layers that the model uses only where gradients are disabled."""
+        return self._recorded[2]
 
     def uses_of_tokens(self) -> list[Use]:
         """The uses with the inputs of all positions but those of padding, for what remembers inputs alone."""

@@ -3,8 +3,10 @@
 Letters: v an update, A v its protected part, which is removed.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +33,21 @@ class Meter:
     moved: Tensor | float = 0.0
     projections: int = 0
     twice: bool = False
+
+    @staticmethod
+    def of(state: Mapping[str, Any] | None) -> "Meter":
+        """A meter that goes on from `state`, or begins anew."""
+        return Meter(**(state or {}))
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for a file. When the next measurement is due, and the second pass, follow from it."""
+        moved = float(self.moved)
+        return {
+            "leak": self.leak,
+            "moved": moved if math.isfinite(moved) else 0.0,
+            "projections": self.projections,
+            "twice": self.twice,
+        }
 
     def remove(
         self,

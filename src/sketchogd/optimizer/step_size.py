@@ -16,7 +16,8 @@ def step_size(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
     """The learning rate, over 1 − momentum and times 1 − dampening where there are such.
 
     For Adam and its kin the steps of all entries differ: this is Σ u² / Σ u g over the entries, where u = lr g / √v is
-    a step and g² about v, so lr over the mean of √v.
+    a step and g² about v, so lr over the mean of √v. Entries that never had a gradient, as of tokens that do not occur,
+    take no steps and do not count.
     """
     groups = _groups(optimizer, parameters)
     rates = [float(g["lr"]) for g in groups if g.get("lr") is not None]
@@ -26,8 +27,11 @@ def step_size(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
     if seen and "betas" in settings:
         first = next(t for t in parameters.tensors if "exp_avg_sq" in optimizer.state.get(t, {}))
         correction = 1 - settings["betas"][1] ** float(optimizer.state[first].get("step", 1))
-        total = torch.stack([m.sqrt().sum().to(seen[0].device) for m in seen]).sum()  # read once
-        mean = float(total) / sum(m.numel() for m in seen)
+        total, count = (
+            float(torch.stack([part(m).to(seen[0].device) for m in seen]).sum())
+            for part in (lambda m: m.sqrt().sum(), lambda m: (m > 0).sum())
+        )
+        mean = total / max(1.0, count)
         return rate / (mean / max(correction, 1e-8) ** 0.5 + float(settings["eps"]))
     taken = 1 - float(settings.get("dampening", 0.0))
     return rate * taken / max(1e-3, 1 - float(settings.get("momentum", 0.0)))

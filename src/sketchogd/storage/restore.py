@@ -51,6 +51,15 @@ _BUFFERS = schema.record(
     }
 )
 
+_METER = schema.record(
+    {
+        "leak": schema.number(0.0),
+        "moved": schema.number(0.0),
+        "projections": schema.whole(1),
+        "twice": schema.flag,
+    }
+)
+
 _META = schema.record(
     {
         "format": schema.whole(1),
@@ -63,6 +72,7 @@ _META = schema.record(
     {
         "padded": schema.table(schema.maybe(schema.many(schema.whole()))),
         "buffers": _BUFFERS,
+        "meter": _METER,
         "weights": schema.many(schema.number()),
     },
     more=True,
