@@ -24,6 +24,12 @@ class Net(nn.Module):
         return self.head(self.more(self.norm(h)))
 
 
+@pytest.fixture(autouse=True)
+def embeddings_by_counts(monkeypatch):
+    """As those of a large vocabulary; tables are layers like any other."""
+    monkeypatch.setattr("sketchogd.model.layers.FEW", 0)
+
+
 def grow(model, classes=5, tokens=13, layer=True):
     torch.manual_seed(9)
     head, embedding = nn.Linear(8, classes).double(), nn.Embedding(tokens, 6).double()

@@ -93,6 +93,9 @@ def _layer_sketches(old: LayerMemory, new: LayerMemory) -> Iterator[tuple[Sketch
         layer, grown = factors.layer, new.factors[name]
         if factors.counts is not None and grown.counts is not None:
             grown.counts[: len(factors.counts)] = factors.counts
+        if factors.inputs is not None and grown.counts is not None:  # a table that has become a vocabulary
+            values, V = factors.inputs.spectrum()
+            grown.counts[: layer.fan_in] = (values[:, None] * V.double().square()).sum(0)
         if factors.inputs is not None and grown.inputs is not None:
             index = torch.arange(layer.width)
             index[layer.fan_in :] = grown.layer.fan_in  # the bias is the last input of both

@@ -142,7 +142,7 @@ def _summed(layer: Layer, gradients: dict[int, Tensor]) -> Tensor | None:
 
 def _gradient(use: Use, delta: Tensor, dtype: torch.dtype) -> Tensor:
     """Σ δ aᵀ over all positions of a use."""
-    if use.layer.kind == "embedding" and not use.head:
+    if use.layer.tokens and not use.head:
         rows = delta.reshape(-1, delta.shape[-1]).to(dtype)
         if use.options["padding"] is not None:
             rows = rows.masked_fill((use.input.flatten() == use.options["padding"])[:, None], 0.0)

@@ -68,7 +68,7 @@ def weight_gradients(model, layer, x):
         for logit in model(x[e : e + 1])[0]:
             tensors = [layer.weight, *([] if layer.bias is None else [layer.bias])]
             W, *bias = torch.autograd.grad(logit, tensors, retain_graph=True)
-            W = W.flatten(1).T if layer.kind == "embedding" else W.flatten(1)
+            W = W.flatten(1).T if layer.tokens else W.flatten(1)
             found.append(torch.cat([W, *(b[:, None] for b in bias)], 1))
     return torch.stack(found)
 
@@ -84,8 +84,10 @@ def total(sketch):
 
 @pytest.mark.parametrize("name", cases())
 @pytest.mark.parametrize("slow", [False, True])
-def test_factors_are_the_partial_traces(name, slow, monkeypatch):
+@pytest.mark.parametrize("few", [0, 1024])  # embeddings by counts, and as tables
+def test_factors_are_the_partial_traces(name, slow, few, monkeypatch):
     """At full rank, M_a = Σ GᵀG and M_δ = Σ GGᵀ, also by the slow twin that writes gradients down."""
+    monkeypatch.setattr("sketchogd.model.layers.FEW", few)
     model, x = made(name)
     memory = bound(model, so.LayerMemory(200, seed=1))
     if slow:
@@ -276,7 +278,9 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("width", [3, 40])  # with G written down, and by Gram matrices
 @pytest.mark.parametrize("head", ["module", "linear", "matmul"])
 @pytest.mark.parametrize("slow", [False, True])
-def test_an_embedding_that_is_the_output_layer_too_is_one_layer(head, width, slow, monkeypatch):
+@pytest.mark.parametrize("few", [0, 1024])
+def test_an_embedding_that_is_the_output_layer_too_is_one_layer(head, width, slow, few, monkeypatch):
+    monkeypatch.setattr("sketchogd.model.layers.FEW", few)
     torch.manual_seed(0)
     model, x = Tied(head, width=width).double(), torch.randint(0, 12, (4, 2))
     if slow:
@@ -287,7 +291,10 @@ def test_an_embedding_that_is_the_output_layer_too_is_one_layer(head, width, slo
     memory.observe(x, None)
     factors = memory.factors["embed"]
     G = torch.stack([torch.autograd.grad(combined(model(row[None])[0], None), model.embed.weight)[0] for row in x])
-    torch.testing.assert_close(factors.counts, G.square().sum((0, 2)))
+    if few:
+        torch.testing.assert_close(total(factors.inputs), torch.einsum("evi,ewi->vw", G, G))
+    else:
+        torch.testing.assert_close(factors.counts, G.square().sum((0, 2)))
     torch.testing.assert_close(total(factors.outputs), torch.einsum("evi,evj->ij", G, G))
     assert factors.outputs.energy == pytest.approx(float(G.square().sum()))
     assert memory.cost(memory.parameters) >= memory.nbytes

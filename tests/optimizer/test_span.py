@@ -75,10 +75,12 @@ def test_within_is_the_orthogonal_projection_on_the_directions(bias: float | Non
 
 
 @pytest.mark.parametrize(("optimizer", "every"), [("sgd", 1), ("sgd", 5), ("adam", 1), ("adam", 5)])
+@pytest.mark.parametrize("few", [0, 1024])
 def test_the_pull_is_that_of_a_whole_anchor_within_the_directions(
-    optimizer: str, every: int, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, every: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole anchor, with nothing pulled outside of the directions, leads to the same weights up to rounding."""
+    monkeypatch.setattr("sketchogd.model.layers.FEW", few)
     rank = 6
     _, found = trained(so.LayerMemory(rank, strength=50.0, anchor_dtype="span", rest=64), optimizer, every)
     honest = rules.Pull.on_layer
@@ -97,7 +99,9 @@ def copies_of(protection: so.Protection) -> int:
     return sum(entry.nbytes for entry in protection.ledger() if entry.name.startswith(("reference", "corr", "mean")))
 
 
-def test_only_coordinates_are_kept_and_the_ledger_says_so_before_and_after() -> None:
+@pytest.mark.parametrize("few", [0, 1024])
+def test_only_coordinates_are_kept_and_the_ledger_says_so(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sketchogd.model.layers.FEW", few)
     torch.manual_seed(0)
     model = Words()
     opt = torch.optim.Adam(model.parameters(), 1e-2)
@@ -113,7 +117,7 @@ def test_only_coordinates_are_kept_and_the_ledger_says_so_before_and_after() -> 
     assert copies_of(protection) == planned
     assert kept["reference.up.weight"].shape == (16, 4)
     assert kept["reference.up.weight"].dtype == "float16"
-    assert kept["reference.embed.weight"].shape == (20, 4)
+    assert kept["reference.embed.weight"].shape == ((12, 4) if few else (20, 4))
     assert kept["reference.norm.weight"].shape == (16,)
     assert kept["correction.up.weight"].dtype == "int8"
 
@@ -155,7 +159,7 @@ def test_what_is_observed_later_keeps_the_old_pull(refused: bool) -> None:
     """Old directions are overwritten by new ones; the pull to the old anchor goes on as with a whole anchor."""
     changes = {}
     for anchor in ("span", None):
-        protection, model = trained(so.LayerMemory(12, strength=300.0, anchor_dtype=anchor, rest=64), "adam", 5)
+        protection, model = trained(so.LayerMemory(20, strength=300.0, anchor_dtype=anchor, rest=64), "adam", 5)
         (old, _), (x, y), optimizer = batch(0), batch(1), protection._projection.optimizer
         assert optimizer is not None
         with torch.no_grad():

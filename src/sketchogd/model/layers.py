@@ -20,8 +20,15 @@ from torch.overrides import TorchFunctionMode
 
 from .parameters import ProtectedParameters
 
-TRANSPOSED = ("embedding", "conv1d of transformers")
+TRANSPOSED = ("embedding", "table", "conv1d of transformers")
 """Kinds of layers whose weight is stored as (fan-in, fan-out)."""
+
+FEW = 1024
+"""An embedding of at most so many rows is a table: a linear layer on one-hot inputs, with all their products.
+
+Positions come together in every example, so that how they move an output together is most of it; tokens of a large
+vocabulary hardly do.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +53,11 @@ class Layer:
         """Length of an input row: fan-in, plus one for the bias."""
         return self.fan_in + (self.bias is not None)
 
+    @property
+    def tokens(self) -> bool:
+        """Whether inputs are numbers of rows of the weight."""
+        return self.kind in ("embedding", "table")
+
 
 @dataclass
 class Use:
@@ -69,7 +81,8 @@ def find_layers(parameters: ProtectedParameters, tied: bool = False) -> list[Lay
 
     Args:
         parameters: the protected parameters.
-        tied: whether embeddings may be tied to an output layer; if not, those that are are left out.
+        tied: whether embeddings may be tied to an output layer, and those of few rows are tables; if not, tied ones are
+            left out.
     """
     found: dict[int, Layer] = {}
     conflicting: set[int] = set()
@@ -85,10 +98,12 @@ def find_layers(parameters: ProtectedParameters, tied: bool = False) -> list[Lay
             name = names[id(weight)].removesuffix("weight")
             name = name[:-1] if name else name  # the dot, or the underscore of "in_proj_weight"
             own = bias if id(bias) in names else None
-            layer = Layer(name, kind, weight, own, fan_in, fan_out, tied and kind == "embedding")
+            looked_up = tied and kind == "embedding"
+            kind = "table" if looked_up and fan_in <= FEW else kind
+            layer = Layer(name, kind, weight, own, fan_in, fan_out, looked_up)
             previous = found.setdefault(id(weight), layer)
-            if tied and {previous.kind, kind} == {"embedding", "linear"}:
-                found[id(weight)] = previous if previous.kind == "embedding" else layer
+            if previous.tied != looked_up and {previous.kind, kind} & {"linear"}:
+                found[id(weight)] = previous if previous.tied else layer
             elif previous.kind != kind or previous.bias is not own:
                 conflicting.add(id(weight))
     layers = [layer for key, layer in found.items() if key not in conflicting]
@@ -172,7 +187,7 @@ def _fits(layer: Layer, func: Any, transposed: bool) -> bool:
     if func in (F.conv1d, F.conv2d):
         return layer.kind == "conv"
     if func is F.embedding:
-        return layer.kind == "embedding"
+        return layer.tokens
     if layer.kind == "conv1d of transformers":
         return transposed
     return not transposed and (layer.kind == "linear" or layer.tied)
@@ -305,11 +320,17 @@ def grouped(rows: Tensor, order: str, examples: int) -> Tensor:
 def input_rows(use: Use, dtype: torch.dtype) -> Tensor:
     """Return the input of a use as rows (positions, width), with a column of ones for the bias.
 
-    For an embedding the rows are token counts (examples, tokens), for one as output layer (positions, fan-out).
+    For a table the rows are one-hot, for an embedding token counts (examples, tokens), for either as an output layer
+    (positions, fan-out).
     """
     layer = use.layer
     if use.head:
         return use.input.reshape(-1, layer.fan_out).to(dtype)
+    if layer.kind == "table":
+        rows = F.one_hot(use.input.flatten(), layer.fan_in).to(dtype)
+        if use.options["padding"] is not None:  # the row of this token gets no gradient
+            rows[:, use.options["padding"]] = 0
+        return rows
     if layer.kind == "embedding":
         tokens = use.input.reshape(len(use.input), -1)
         counts = torch.zeros(len(tokens), layer.fan_in, dtype=dtype, device=tokens.device)

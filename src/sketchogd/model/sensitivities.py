@@ -227,7 +227,7 @@ class Reading:
 
 def _of_tokens(use: Use, tokens: Tensor) -> Tensor:
     """The input of a use without padding, where it has one entry for each position (b, T) or (b · T)."""
-    positions = use.input.shape if use.layer.kind == "embedding" else use.input.shape[:-1]
+    positions = use.input.shape if use.layer.tokens else use.input.shape[:-1]
     if use.layer.kind == "conv" or positions not in (tokens.shape, (tokens.numel(),)):
         return use.input
     return use.input[tokens.view(positions)]

@@ -86,7 +86,7 @@ class TraceSums:
     def add(self, deltas: Sequence[Tensor | None]) -> None:
         """Add one scalar per example: the gradients of Σ_e ± scalar_e with respect to the output of every use."""
         for layer, mine, examples in _by_layer(self.uses, self.orders, deltas, self.b):
-            if any(use.head for use, _, _ in mine):
+            if any(use.head for use, _, _ in mine) and layer.kind == "embedding":
                 self._add_tied(layer, mine, examples)
             elif layer.kind == "embedding":
                 self._add_embedding(layer, mine, examples)
@@ -108,15 +108,26 @@ class TraceSums:
     def _add_layer(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
         inputs, outputs = self._sums(layer, examples)
         dtype = self.factors[layer.name].dtype
-        D = _joined([grouped(sensitivity_rows(use, d, dtype), order, examples) for use, order, d in uses])
+        heads = [use.head for use, _, _ in uses]
+        D = _joined(
+            [
+                grouped(input_rows(use, dtype) if use.head else sensitivity_rows(use, d, dtype), order, examples)
+                for use, order, d in uses
+            ]
+        )
         known, (T, o), w = self._layers.get(layer.name), D.shape[1:], layer.width
-        if known is None and (T == 1 or T * (w + o) < w * o):
+        if known is None and not any(heads) and (T == 1 or T * (w + o) < w * o):
             known = Positions.of([(use, order) for use, order, _ in uses], examples, dtype)
             self._layers[layer.name] = known
         if known is not None and known.fits([use for use, _, _ in uses], examples):
             known.add(D, outputs)
             return
-        A = Positions.inputs([(use, order) for use, order, _ in uses], examples, dtype)
+        A = _joined(
+            [
+                grouped(sensitivity_rows(use, d, dtype) if use.head else input_rows(use, dtype), order, examples)
+                for use, order, d in uses
+            ]
+        )
         most = max(1, EXPLICIT_BYTES // (A.shape[2] * D.shape[2] * A.element_size()))
         for a, d in zip(A.split(most), D.split(most), strict=True):
             _add_explicit(d.mT @ a, inputs, outputs)
