@@ -111,9 +111,10 @@ class Protection:
                 stacklevel=2,
             )
             return
-        self.memory.end_task()
-        self._statistics.end_task()
-        self._refresh()
+        with uninterrupted():
+            self.memory.end_task()
+            self._statistics.end_task()
+            self._refresh()
 
     def observe(self, inputs: Any, targets: Any = None) -> None:
         """Remember one batch without ending a task: all of it or, on an error or Ctrl-C, nothing.
@@ -204,14 +205,15 @@ class Protection:
 
     def _renew(self) -> None:
         """Compute the projector for more of the task under way, or for none: an old pull goes on."""
-        if self._projector is not None and self.memory.lasting:
-            self._projection.loosen(self._projector)
-        weight, examples = self._weight, self._examples
-        projector = self._compute()
-        if projector.anchor is not None and self._examples == examples:
-            self._projection.go_on()  # nothing is new, or a batch was refused
-        else:
-            self._projection.renew(projector, self._weight / weight)
+        with uninterrupted():
+            if self._projector is not None and self.memory.lasting:
+                self._projection.loosen(self._projector)
+            weight, examples = self._weight, self._examples
+            projector = self._compute()
+            if projector.anchor is not None and self._examples == examples:
+                self._projection.go_on()  # nothing is new, or a batch was refused
+            else:
+                self._projection.renew(projector, self._weight / weight)
 
     def _compute(self) -> Projector:
         self._team.complete(self.memory)
@@ -542,12 +544,13 @@ class Protection:
         if merged.examples:
             restore.tried(merged)
         self._team.share(merged)
-        self.settle()
-        self._saved_beside = beside
-        self._require_weights()
-        self._outdate()
-        self.memory = merged
-        self.refresh()
+        with uninterrupted():
+            self.settle()
+            self._saved_beside = beside
+            self._require_weights()
+            self._outdate()
+            self.memory = merged
+            self.refresh()
 
     def _load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Build everything, then replace what there is."""
@@ -556,17 +559,18 @@ class Protection:
         restore.require_meta(meta)
         restored = restore.contents(*self._team.from_checkpoint(meta, tensors), self.parameters, self._output)
         self._team.share(restored.memory)
-        self.settle()
-        self.memory, self._reason = restored.memory, None
-        self._projector, self._stale = restored.projector, restored.stale
-        self._weight, self._examples = (
-            (1.0, 0) if restored.projector is None else (self.memory.weight, self.memory.examples)
-        )
-        self._saved_beside = meta.get("weights")
-        self._statistics.load(meta, bool(meta["remembered"]))
-        self._projection.reset()
-        if restored.anchor:
-            self._projection.reference = restored.anchor
+        with uninterrupted():
+            self.settle()
+            self.memory, self._reason = restored.memory, None
+            self._projector, self._stale = restored.projector, restored.stale
+            self._weight, self._examples = (
+                (1.0, 0) if restored.projector is None else (self.memory.weight, self.memory.examples)
+            )
+            self._saved_beside = meta.get("weights")
+            self._statistics.load(meta, bool(meta["remembered"]))
+            self._projection.reset()
+            if restored.anchor:
+                self._projection.reference = restored.anchor
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ProtectionError(

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import ProtectionError
+from ..interrupts import uninterrupted
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor, Projector
 from .anchor import penalty, relaxed, tension
@@ -121,7 +122,12 @@ class UpdateProjection:
         if projector is None or projector.empty:
             self._count_unprotected(1)
             return None
-        self._stepping = True
+        changed = self._prepare(projector, optimizer, args, kwargs)
+        self._stepping = True  # not before: until here no weight has moved
+        return changed
+
+    def _prepare(self, projector: Projector, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Change the gradients, or copy the weights; returns new arguments for the step, or None."""
         if projector.anchor is not None and not pulls_updates(optimizer, self.parameters):
             self.mode = "joint"
             self._copy_weights(projector)
@@ -139,10 +145,11 @@ class UpdateProjection:
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.steps += 1
-        self._stepping = False
         if self.mode != "update" or self.reference is None:
+            self._stepping = False
             return
         self._wait_for(optimizer, 1)
+        self._stepping = False  # not before: a step must be known to wait, or to have broken off
         if self.pending >= self.every:
             self.settle()
 
@@ -157,11 +164,12 @@ class UpdateProjection:
         """Where the last step raised an error midway, count what it did to the weights as a step that waits."""
         if not self._stepping:
             return
+        if self.mode == "update" and self.reference is not None:
+            self._wait_for(self._optimizer, 1)
         self._stepping = False
         if self.mode == "gradient":
             warn_of_broken_step()
         elif self.mode == "update" and self.reference is not None:
-            self._wait_for(self._optimizer, 1)
             if self.pending >= self.every:
                 self.settle()
 
@@ -178,21 +186,33 @@ class UpdateProjection:
 
     # ---------------------------------------------------------------- projecting
 
-    @torch.no_grad()
     def settle(self) -> None:
-        """Project the displacement of the steps since the last projection, now."""
+        """Project the displacement of the steps since the last projection, now.
+
+        On an error they go on waiting or, where no copy of the weights is left to count from, a warning says so.
+        """
         self._count_broken_step()
-        if self.pending == 0 or self.reference is None:
-            return
+        if self.pending and self.reference is not None:
+            with uninterrupted(), torch.no_grad():
+                self._settle()
+
+    def _settle(self) -> None:
         projector = self.provide()
-        travelled, self.pending, self._travelled = self._travelled, 0, 0.0
-        self._unsettled.disarm()
+        assert self.reference is not None
         v = displacement(self.parameters, self.reference)
-        if self.every == 1 and (projector is None or projector.anchor is None):
+        once = self.every == 1 and (projector is None or projector.anchor is None)
+        if once:
             self.reference = None  # a copy is kept between steps only where steps are projected together
-        if projector is None:
-            return
-        self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), travelled, 1.0)
+        try:
+            if projector is not None:
+                self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), self._travelled, 1.0)
+        except BaseException:
+            if once:
+                self.pending, self._travelled = 0, 0.0
+                warn_of_broken_step()
+            raise
+        self.pending, self._travelled = 0, 0.0
+        self._unsettled.disarm()
 
     def _remove(
         self, projector: Projector, v: Tensor, subtract: Callable[[Tensor], None], travelled: float, scale: float
