@@ -76,6 +76,23 @@ def test_a_layer_memory_needs_no_targets():
     assert set(protection.projector.layers) == {"0", "3"}
 
 
+@pytest.mark.parametrize(
+    "memory",
+    [lambda: so.ProductSketch(4), lambda: so.LayerMemory(4), lambda: so.LayerMemory(4, curvature="positions")],
+    ids=["gradients", "traces", "positions"],
+)
+def test_remembering_where_gradients_are_off(memory):
+    """As after an evaluation, in the same block."""
+    _, _, protection, x, y = setup(memory=memory())
+    with torch.no_grad():
+        protection.remember([(x, y)])
+    assert protection.memory.examples == len(x)
+    _, _, usual, _, _ = setup(memory=memory())
+    usual.remember([(x, y)])
+    for (_, a), (_, b) in zip(protection.memory.sketches(), usual.memory.sketches(), strict=True):
+        torch.testing.assert_close(a.spectrum()[0], b.spectrum()[0])
+
+
 def test_streams_refresh_themselves_at_the_next_step():
     model, optimizer, protection, x, y = setup()
     for i in range(3):

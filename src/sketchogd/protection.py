@@ -70,7 +70,6 @@ class Protection:
         self._stale = False
         self._weight, self._examples = 1.0, 0
         self._saved_beside: Any = None
-        self._newcomers: set[str] = set()
         self._projection = UpdateProjection(parameters, self._for_step, every)
         self._statistics = Statistics(parameters, buffers)
         self._projection.attach(optimizer)
@@ -153,16 +152,7 @@ class Protection:
 
     def _require_known(self) -> None:
         """Warn of parameters that joined the model, and of weights that are not those that a file was saved beside."""
-        new = [name for name in self.parameters.newcomers() if name not in self._newcomers]
-        if new:
-            self._newcomers.update(new)
-            warnings.warn(
-                f"{len(new)} parameter(s) were added to the model, or unfrozen, since it was protected, and are NOT "
-                f"PROTECTED: {', '.join(new[:5])}{', …' if len(new) > 5 else ''}. To protect them, call "
-                "protection.detach() and protect the model again, with a new memory; or leave them out: parameters=",
-                ProtectionWarning,
-                stacklevel=4,
-            )
+        self._projection.newcomers.warn()
         self._require_weights()
 
     def _require_weights(self) -> None:
@@ -375,6 +365,8 @@ class Protection:
         memories, and layer memories with `curvature="positions"`, give it in the outputs' own units. None where nothing
         was remembered, or where weights are not pulled back to an anchor.
         """
+        if weights is None:
+            self._require_weights()
         projector, rule = self._current_projector(), self.memory.rule
         if projector is None or projector.anchor is None:
             return None
@@ -483,6 +475,7 @@ class Protection:
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         self.settle()
+        self._require_weights()
         self._projection.joint_gradient.reset()  # computed anew at the next step, here and by whoever loads this
         self._team.complete(self.memory)
         if self._stale and self.memory.lasting:
@@ -494,7 +487,8 @@ class Protection:
         anchor = self._projection.reference if self.memory.rule.anchor is not None else None
         copies = zip(self.parameters.names, anchor or (), strict=False)
         parts = {restore.ANCHOR + name + suffix: part for name, copy in copies for suffix, part in copy.parts()}
-        return meta, {**state["tensors"], **parts}
+        weights = fingerprint.fingerprint(self.parameters)
+        return meta if weights is None else {**meta, "weights": weights}, {**state["tensors"], **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict` on a model with the same parameter names and shapes; all or nothing.
@@ -514,9 +508,7 @@ class Protection:
         With several processes, all call it and process 0 writes, with split tensors gathered in its main memory.
         """
         self._team.require_writable(path)
-        meta, tensors = self._state()
-        weights = fingerprint.fingerprint(self.parameters)
-        self._team.save(path, meta if weights is None else {**meta, "weights": weights}, tensors)
+        self._team.save(path, *self._state())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replace what is remembered by the contents of a file that `save` wrote; all or nothing."""

@@ -25,12 +25,12 @@ from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor, Projector
 from .anchor import penalty, relaxed, tension
 from .finite import FiniteCheck
-from .joint import JointGradient, corrections_kept
+from .joint import JointGradient, Scaled, corrections_kept
 from .meter import Meter
 from .reference import FULL, Copy, displacement
 from .step_size import learning_rate, projects_gradients, pulls_updates, step_size
 from .unsettled import UnsettledHooks
-from .warn import guard, protector, unguard, warn_of_broken_step, warn_of_unprotected_steps
+from .warn import Newcomers, guard, protector, unguard, warn_of_broken_step, warn_of_unprotected_steps
 
 LONG = 10_000
 """So many steps with nothing remembered are worth a warning."""
@@ -58,6 +58,7 @@ class UpdateProjection:
         self.meter = Meter()
         self.reference: list[Copy] | None = None
         self.finite = FiniteCheck()
+        self.newcomers = Newcomers(parameters)
         self.joint_gradient = JointGradient(parameters, self.finite)
         self._unsettled = UnsettledHooks(parameters.model)
         self._stepping = False
@@ -135,7 +136,7 @@ class UpdateProjection:
             return self.joint_gradient.before_step(projector, self.reference, self.every, optimizer, args, kwargs)
         closure = kwargs.get("closure") is not None or any(callable(argument) for argument in args[1:] + args[:1])
         once = self.every == 1 and projector.anchor is None and not closure
-        if once and projects_gradients(optimizer, self.parameters):
+        if once and not Scaled.of(optimizer).inside and projects_gradients(optimizer, self.parameters):
             self.mode = "gradient"
             self._project_gradients(projector, learning_rate(optimizer, self.parameters))
             return None
@@ -169,9 +170,8 @@ class UpdateProjection:
         self._stepping = False
         if self.mode == "gradient":
             warn_of_broken_step()
-        elif self.mode == "update" and self.reference is not None:
-            if self.pending >= self.every:
-                self.settle()
+        elif self.mode == "update" and self.reference is not None and self.pending >= self.every:
+            self.settle()
 
     def _count_unprotected(self, steps: int) -> None:
         before, self._unprotected = self._unprotected, self._unprotected + steps

@@ -55,6 +55,11 @@ class Scaled:
         """Of the step that an optimizer is about to take."""
         return Scaled(getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None) is not None)
 
+    @property
+    def inside(self) -> bool:
+        """Whether the optimizer takes a scale back, or skips the step, by itself."""
+        return self.skips or self.factor is not None
+
     def unscaled(self, gradient: Tensor) -> Tensor:
         """A gradient without the scale."""
         return gradient if self.factor is None else gradient / self.factor.to(gradient)
