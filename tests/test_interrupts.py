@@ -1,5 +1,6 @@
 """Ctrl-C at any moment of `remember` or of a step: nothing is half done, and what moved is projected or said."""
 
+import gc
 import itertools
 import signal
 import sys
@@ -75,6 +76,7 @@ def interrupted(operation, at):
             if calls == at:
                 signal.raise_signal(signal.SIGINT)
 
+    gc.disable()  # an interrupt in a finalizer would be lost
     sys.setprofile(profile)
     try:
         operation()
@@ -82,6 +84,7 @@ def interrupted(operation, at):
         return True
     finally:
         sys.setprofile(None)
+        gc.enable()
         torch.set_grad_enabled(True)  # torch's own steps leave it off where they are interrupted
     assert calls < at, "an interrupt was lost"
     return False
@@ -158,20 +161,16 @@ def test_a_load_that_is_interrupted_leaves_the_old_memory_or_the_new(how, tmp_pa
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_projection_that_fails_is_done_later_or_said(every, monkeypatch):
+def test_a_projection_that_fails_is_done_later(every, monkeypatch):
     model, optimizer, protection = training("gradients", every=every, steps=0)
     start, kind = flat(model), type(protection.projector)
     for _ in range(every - 1):
         step(model, optimizer)
     with monkeypatch.context() as patch:
         patch.setattr(kind, "protected_part_", lambda *_: (_ for _ in ()).throw(MemoryError("full")))
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            with pytest.raises(MemoryError):
-                step(model, optimizer)
-    assert [("NOT PROTECTED" in str(w.message)) for w in told] == [True] * (every == 1)
-    assert protection.pending == (0 if every == 1 else 3)
-    start = flat(model) if every == 1 else start
+        with pytest.raises(MemoryError):
+            step(model, optimizer)
+    assert protection.pending == every
     step(model, optimizer)
     protection.settle()
     v = flat(model) - start

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import ProtectionError
-from ..interrupts import uninterrupted
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor, Projector
 from .anchor import penalty, relaxed, tension
@@ -186,32 +185,22 @@ class UpdateProjection:
 
     # ---------------------------------------------------------------- projecting
 
+    @torch.no_grad()
     def settle(self) -> None:
         """Project the displacement of the steps since the last projection, now.
 
-        On an error they go on waiting or, where no copy of the weights is left to count from, a warning says so.
+        After an error or Ctrl-C they go on waiting: what is projected already stays as it is when it is done again.
         """
         self._count_broken_step()
-        if self.pending and self.reference is not None:
-            with uninterrupted(), torch.no_grad():
-                self._settle()
-
-    def _settle(self) -> None:
+        if self.pending == 0 or self.reference is None:
+            return
         projector = self.provide()
-        assert self.reference is not None
         v = displacement(self.parameters, self.reference)
-        once = self.every == 1 and (projector is None or projector.anchor is None)
-        if once:
-            self.reference = None  # a copy is kept between steps only where steps are projected together
-        try:
-            if projector is not None:
-                self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), self._travelled, 1.0)
-        except BaseException:
-            if once:
-                self.pending, self._travelled = 0, 0.0
-                warn_of_broken_step()
-            raise
+        if projector is not None:
+            self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), self._travelled, 1.0)
         self.pending, self._travelled = 0, 0.0
+        if self.every == 1 and (projector is None or projector.anchor is None):
+            self.reference = None  # a copy is kept between steps only where steps are projected together
         self._unsettled.disarm()
 
     def _remove(

@@ -226,7 +226,7 @@ class JointGradient:
                 out = v[place].view(anchor.numbers.shape)
                 out.sub_(gradient.to(out), alpha=size)
         correction = projector.protected_part_(v, size).div_(size)
-        return correction, self.check.of(correction.sum(), scaled.skips)
+        return correction, self.check.of(correction, scaled.skips)
 
     def _add(self, correction: Sequence[Tensor], scaled: "Scaled") -> None:
         for t, piece in zip(self.parameters.tensors, correction, strict=True):
