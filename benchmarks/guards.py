@@ -113,8 +113,10 @@ CASES = {
 
 @contextmanager
 def unguarded(protection: so.Protection) -> Iterator[None]:
-    """Without the guards; hooks that steps put on the model go, and come back with the next guarded step."""
-    protection._projection._unsettled.remove()
+    """Without the guards, and without the hooks that the first step that waits puts on a model for good."""
+    hooks = protection._projection._unsettled
+    armed = bool(hooks._handles)
+    hooks.remove()
     with ExitStack() as stack:
         stack.enter_context(patch.object(FiniteCheck, "of", lambda self, t, skipped_anyway=False: Finite(True)))
         stack.enter_context(patch.object(UnsettledHooks, "arm", lambda self: None))
@@ -124,6 +126,8 @@ def unguarded(protection: so.Protection) -> Iterator[None]:
             yield
         finally:
             warn._global_handle = register_optimizer_step_pre_hook(warn._watch_other_optimizers)
+    if armed:
+        hooks.arm()
 
 
 def measure(case: Case) -> dict[str, Any]:
