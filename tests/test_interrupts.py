@@ -90,6 +90,20 @@ def interrupted(operation, at):
     return False
 
 
+def moments(operation):
+    """Calls of functions written in C: a few of all, and every third of the last ones, when things are replaced."""
+    calls = 0
+
+    def profile(frame, event, arg):
+        nonlocal calls
+        calls += event == "c_call" and arg is not sys.setprofile
+
+    sys.setprofile(profile)
+    operation()
+    sys.setprofile(None)
+    return [*range(1, calls, calls // 20), *range(calls - 120, calls, 3), 2 * calls]
+
+
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_a_task_that_is_interrupted_is_remembered_whole_or_not_at_all(memory):
     """Also while a basis takes the place of the rows of a sketch, which were lost then without a word."""
@@ -97,7 +111,7 @@ def test_a_task_that_is_interrupted_is_remembered_whole_or_not_at_all(memory):
     expected = {20: spectra(whole)}
     whole.remember([data(2)])
     expected[40] = spectra(whole)
-    seen = set()
+    distance, seen = whole.diagnostics()["displacement"], set()
     for at in itertools.count(1, 23):
         model, optimizer, protection = training(memory)
         if not interrupted(lambda protection=protection: protection.remember([data(2)]), at):
@@ -106,12 +120,34 @@ def test_a_task_that_is_interrupted_is_remembered_whole_or_not_at_all(memory):
         seen.add((n, protection.memory.tasks))
         for name, values in spectra(protection).items():
             torch.testing.assert_close(values, expected[n][name], rtol=1e-4, atol=1e-4)
+        if protection.memory.tasks == 2:  # the task has ended, and so its weights are what is counted from
+            assert protection.diagnostics()["displacement"] == distance
         step(model, optimizer)
         assert protection.projector is not None
         protection.remember([data(3)])
         assert protection.memory.examples == n + 20
     assert {n for n, _ in seen} == {20, 40}
     assert at > 20 * 23
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_numbers_that_are_asked_for_may_be_interrupted(memory):
+    """Spectra are computed in place by whoever asks for them first."""
+    expected = None
+    for at in itertools.count(1, 5):
+        _, _, protection = training(memory)
+        protection.observe(*data(2))
+        sketch = next(sketch for _, sketch in protection.memory.sketches())
+        cut = interrupted(sketch.spectrum, at)
+        if expected is None:
+            _, _, whole = training(memory)
+            whole.observe(*data(2))
+            expected = spectra(whole)
+        for name, values in spectra(protection).items():
+            torch.testing.assert_close(values, expected[name], rtol=1e-4, atol=1e-4)
+        if not cut:
+            break
+    assert at > 20
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -146,7 +182,8 @@ def test_a_load_that_is_interrupted_leaves_the_old_memory_or_the_new(how, tmp_pa
     other.remember([data(2)])
     other.save(tmp_path / "m")
     new, seen = {"load": 40, "merge": 60}[how], set()
-    for at in itertools.count(1, 41):
+    whole = training("gradients", every=3, steps=0)[2]
+    for at in moments(lambda: getattr(whole, how)(tmp_path / "m")):
         model, optimizer, protection = training("gradients", every=3, steps=0)
         if not interrupted(lambda protection=protection: getattr(protection, how)(tmp_path / "m"), at):
             break

@@ -99,7 +99,7 @@ class Protection:
         require_batches(batches, examples)
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
             batches = DataLoader(batches, batch_size=256)
-        before = self.memory.examples
+        before, rows, energy = self.memory.examples, *self._sketched()
         most = Takes.of(self.parameters.model).most
         self._observe(limited(batches, self._team.limit(batches, examples), most))
         if self.memory.examples == before:
@@ -114,6 +114,18 @@ class Protection:
             self.memory.end_task()
             self._statistics.end_task()
             self._refresh()
+        if self._sketched()[0] > rows and self._sketched()[1] == energy:
+            warnings.warn(
+                f"{self.memory.examples - before:,} examples came and left no trace, so that they are NOT PROTECTED: "
+                "every gradient is zero. Negative targets are left out, constant outputs have no gradients",
+                ProtectionWarning,
+                stacklevel=2,
+            )
+
+    def _sketched(self) -> tuple[int, float]:
+        """How many rows all sketches have observed, and their energy."""
+        sketches = [sketch for _, sketch in self.memory.sketches()]
+        return sum(sketch.count for sketch in sketches), sum(sketch.energy for sketch in sketches)
 
     def observe(self, inputs: Any, targets: Any = None) -> None:
         """Remember one batch without ending a task: all of it or, on an error or Ctrl-C, nothing.
