@@ -109,7 +109,9 @@ class _CopyWarning:
 
 
 def _watch_other_optimizers(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    held = sum(len(group["params"]) for group in optimizer.param_groups)
+    held = 0
+    for group in optimizer.param_groups:  # a loop, since this runs at every step of every optimizer
+        held += len(group["params"])
     if _innocent.get(optimizer) == held or optimizer in _warned:
         return
     own = None
