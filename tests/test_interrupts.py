@@ -85,7 +85,7 @@ def interrupted(operation, at):
     finally:
         sys.setprofile(None)
         gc.enable()
-        torch.set_grad_enabled(True)  # torch's own steps leave it off where they are interrupted
+        torch.set_grad_enabled(True)  # interrupted in its last instant, any no_grad() block leaves it off
     assert calls < at, "an interrupt was lost"
     return False
 
