@@ -131,6 +131,7 @@ def test_a_model_that_is_adopted_is_not_said():
         lambda protection, path: protection.state_dict(),
         lambda protection, path: protection.forgetting(),
         lambda protection, path: protection.diagnostics(),
+        lambda protection, path: protection.projector,
     ],
 )
 def test_a_state_beside_other_weights_is_said_by_what_uses_these(use, tmp_path):

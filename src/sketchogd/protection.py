@@ -70,7 +70,7 @@ class Protection:
         self._stale = False
         self._weight, self._examples = 1.0, 0
         self._saved_beside: Any = None
-        self._projection = UpdateProjection(parameters, self._for_step, every)
+        self._projection = UpdateProjection(parameters, self._current_projector, every)
         self._statistics = Statistics(parameters, buffers)
         self._projection.attach(optimizer)
         try:
@@ -223,12 +223,9 @@ class Protection:
         self._weight, self._examples = self.memory.weight, self.memory.examples
         return self._projector
 
-    def _for_step(self) -> Projector | None:
+    def _current_projector(self) -> Projector | None:
         if self._saved_beside is not None:
             self._require_weights()
-        return self._current_projector()
-
-    def _current_projector(self) -> Projector | None:
         if self._stale and self._projector is None:
             self._renew()
         return self._projector
@@ -340,7 +337,7 @@ class Protection:
         anchor, copies = self.memory.rule.anchor, None
         if anchor is not None and old.reference is not None:
             copies = carried_anchor(old.reference, self.parameters, parameters, anchor)
-        new = UpdateProjection(parameters, self._for_step, old.every)
+        new = UpdateProjection(parameters, self._current_projector, old.every)
         new.steps, new.mode = old.steps, old.mode
         self._take_over(new, unwrapped(optimizer) if optimizer is not None else old.optimizer)
         team.share(memory)
@@ -377,8 +374,6 @@ class Protection:
         memories, and layer memories with `curvature="positions"`, give it in the outputs' own units. None where nothing
         was remembered, or where weights are not pulled back to an anchor.
         """
-        if weights is None:
-            self._require_weights()
         projector, rule = self._current_projector(), self.memory.rule
         if projector is None or projector.anchor is None:
             return None
