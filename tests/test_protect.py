@@ -76,6 +76,46 @@ def test_a_layer_memory_needs_no_targets():
     assert set(protection.projector.layers) == {"0", "3"}
 
 
+def test_examples_that_leave_no_trace_are_said_aloud():
+    _, _, protection, x, y = setup()
+    with pytest.warns(so.ProtectionWarning, match=r"4 examples came and left no trace.*NOT PROTECTED"):
+        protection.remember([(x[:4], torch.full_like(y[:4], -100))])
+    protection.remember([(x[:4], y[:4])])
+
+
+@pytest.mark.parametrize("bad", [None, 7, lambda: None])
+def test_what_cannot_be_iterated_is_no_loader(bad):
+    _, _, protection, _, _ = setup()
+    with pytest.raises(TypeError, match="remember takes a loader"):
+        protection.remember(bad)
+
+
+def test_devices_that_cannot_keep_a_sketch():
+    """On the meta device it has no numbers, and nothing was protected."""
+    for bad in ("meta", "gpu", 3, "lazy:0"):
+        with pytest.raises(ValueError, match='offload is a device such as "cpu"'):
+            so.GradientMemory(so.ProductSketch(4), offload=bad)
+    with pytest.raises(ValueError, match="'xpu:9': this machine has no such device"):
+        setup(memory=so.GradientMemory(so.ProductSketch(4), offload="xpu:9"))
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [lambda: so.ProductSketch(4), lambda: so.LayerMemory(4), lambda: so.LayerMemory(4, curvature="positions")],
+    ids=["gradients", "traces", "positions"],
+)
+def test_remembering_where_gradients_are_off(memory):
+    """As after an evaluation, in the same block."""
+    _, _, protection, x, y = setup(memory=memory())
+    with torch.no_grad():
+        protection.remember([(x, y)])
+    assert protection.memory.examples == len(x)
+    _, _, usual, _, _ = setup(memory=memory())
+    usual.remember([(x, y)])
+    for (_, a), (_, b) in zip(protection.memory.sketches(), usual.memory.sketches(), strict=True):
+        torch.testing.assert_close(a.spectrum()[0], b.spectrum()[0])
+
+
 def test_streams_refresh_themselves_at_the_next_step():
     model, optimizer, protection, x, y = setup()
     for i in range(3):

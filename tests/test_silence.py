@@ -100,6 +100,52 @@ def test_parameters_that_join_the_model_are_said_once():
     protection.remember([data()])
 
 
+def test_parameters_that_join_the_optimizer_are_said_at_the_next_step():
+    model = network()
+    optimizer, protection = protected(model)
+    protection.remember([data()])
+    step(model, optimizer)
+    model.append(nn.Linear(3, 3))
+    optimizer.add_param_group({"params": model[3].parameters()})
+    with pytest.warns(so.ProtectionWarning, match=r"NOT PROTECTED: 3\.weight, 3\.bias.*adopt"):
+        step(model, optimizer)
+    step(model, optimizer)
+    protection.remember([data()])
+
+
+def test_a_model_that_is_adopted_is_not_said():
+    model = network()
+    optimizer, protection = protected(model)
+    protection.remember([data()])
+    step(model, optimizer)
+    model.append(nn.Linear(3, 3))
+    optimizer.add_param_group({"params": model[3].parameters()})
+    protection.adopt(model)
+    step(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda protection, path: protection.save(path),
+        lambda protection, path: protection.state_dict(),
+        lambda protection, path: protection.forgetting(),
+        lambda protection, path: protection.diagnostics(),
+        lambda protection, path: protection.projector,
+    ],
+)
+def test_a_state_beside_other_weights_is_said_by_what_uses_these(use, tmp_path):
+    """Also where it did not come from a file, and before a step: a file saved then would not know of it."""
+    _, protection = protected(network())
+    protection.remember([data()])
+    state = protection.state_dict()
+    _, loaded = protected(network(1))
+    loaded.load_state_dict(state)
+    with pytest.warns(so.ProtectionWarning, match="saved beside"):
+        use(loaded, tmp_path / "m")
+    use(loaded, tmp_path / "m")
+
+
 def test_what_was_left_out_on_purpose_is_not_said():
     model = network()
     _, protection = protected(model, parameters=["0", "!2"])

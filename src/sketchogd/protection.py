@@ -73,8 +73,7 @@ class Protection:
         self._stale = False
         self._weight, self._examples = 1.0, 0
         self._saved_beside: Any = None
-        self._newcomers: set[str] = set()
-        self._projection = UpdateProjection(parameters, self._for_step, every)
+        self._projection = UpdateProjection(parameters, self._current_projector, every)
         self._statistics = Statistics(parameters, buffers)
         self._projection.attach(optimizer)
         try:
@@ -103,7 +102,7 @@ class Protection:
         require_batches(batches, examples)
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
             batches = DataLoader(batches, batch_size=256)
-        before = self.memory.examples
+        before, rows, energy = self.memory.examples, *self._sketched()
         most = Takes.of(self.parameters.model).most
         self._observe(limited(batches, self._team.limit(batches, examples), most), self._divided)
         if self.memory.examples == before:
@@ -114,9 +113,22 @@ class Protection:
                 stacklevel=2,
             )
             return
-        self.memory.end_task()
-        self._statistics.end_task()
-        self._refresh()
+        with uninterrupted():
+            self.memory.end_task()
+            self._statistics.end_task()
+            self._refresh()
+        if self._sketched()[0] > rows and self._sketched()[1] == energy:
+            warnings.warn(
+                f"{self.memory.examples - before:,} examples came and left no trace, so that they are NOT PROTECTED: "
+                "every gradient is zero. Negative targets are left out, constant outputs have no gradients",
+                ProtectionWarning,
+                stacklevel=2,
+            )
+
+    def _sketched(self) -> tuple[int, float]:
+        """How many rows all sketches have observed, and their energy."""
+        sketches = [sketch for _, sketch in self.memory.sketches()]
+        return sum(sketch.count for sketch in sketches), sum(sketch.energy for sketch in sketches)
 
     def observe(self, inputs: Any, targets: Any = None) -> None:
         """Remember one batch without ending a task: all of it or, on an error or Ctrl-C, nothing.
@@ -147,7 +159,8 @@ class Protection:
             warnings.simplefilter("ignore", ProtectionWarning)  # they come with the memory's own batches
             self._team.observe(probe, first, lambda: None)
         self._team.complete(probe)
-        self.memory.divide(probe)
+        with uninterrupted():
+            self.memory.divide(probe)
         self._team.share(self.memory)
         return chain(first, batches)
 
@@ -177,16 +190,7 @@ class Protection:
 
     def _require_known(self) -> None:
         """Warn of parameters that joined the model, and of weights that are not those that a file was saved beside."""
-        new = [name for name in self.parameters.newcomers() if name not in self._newcomers]
-        if new:
-            self._newcomers.update(new)
-            warnings.warn(
-                f"{len(new)} parameter(s) were added to the model, or unfrozen, since it was protected, and are NOT "
-                f"PROTECTED: {', '.join(new[:5])}{', …' if len(new) > 5 else ''}. To protect them, call "
-                "protection.detach() and protect the model again, with a new memory; or leave them out: parameters=",
-                ProtectionWarning,
-                stacklevel=4,
-            )
+        self._projection.newcomers.warn()
         self._require_weights()
 
     def _require_weights(self) -> None:
@@ -229,14 +233,15 @@ class Protection:
 
     def _renew(self) -> None:
         """Compute the projector for more of the task under way, or for none: an old pull goes on."""
-        if self._projector is not None and self.memory.lasting:
-            self._projection.loosen(self._projector)
-        weight, examples = self._weight, self._examples
-        projector = self._compute()
-        if projector.anchor is not None and self._examples == examples:
-            self._projection.go_on(projector)  # nothing is new, or a batch was refused
-        else:
-            self._projection.renew(projector, self._weight / weight)
+        with uninterrupted():
+            if self._projector is not None and self.memory.lasting:
+                self._projection.loosen(self._projector)
+            weight, examples = self._weight, self._examples
+            projector = self._compute()
+            if projector.anchor is not None and self._examples == examples:
+                self._projection.go_on(projector)  # nothing is new, or a batch was refused
+            else:
+                self._projection.renew(projector, self._weight / weight)
 
     def _compute(self) -> Projector:
         self._team.complete(self.memory)
@@ -244,12 +249,9 @@ class Protection:
         self._weight, self._examples = self.memory.weight, self.memory.examples
         return self._projector
 
-    def _for_step(self) -> Projector | None:
+    def _current_projector(self) -> Projector | None:
         if self._saved_beside is not None:
             self._require_weights()
-        return self._current_projector()
-
-    def _current_projector(self) -> Projector | None:
         if self._stale and self._projector is None:
             self._renew()
         return self._projector
@@ -361,7 +363,7 @@ class Protection:
         anchor, copies = self.memory.rule.anchor, None
         if anchor is not None and old.reference is not None:
             copies = carried_anchor(old.reference, self.parameters, parameters, anchor)
-        new = UpdateProjection(parameters, self._for_step, old.every)
+        new = UpdateProjection(parameters, self._current_projector, old.every)
         new.steps, new.mode = old.steps, old.mode
         self._take_over(new, unwrapped(optimizer) if optimizer is not None else old.optimizer)
         team.share(memory)
@@ -512,6 +514,7 @@ class Protection:
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         self.settle()
+        self._require_weights()
         self._projection.joint_gradient.reset()  # computed anew at the next step, here and by whoever loads this
         self._team.complete(self.memory)
         if self._stale and (self.memory.lasting or self.memory.rule.anchor is not None):
@@ -525,7 +528,8 @@ class Protection:
         anchor = self._projection.reference if self.memory.rule.anchor is not None else None
         copies = zip(self.parameters.names, anchor or (), strict=False)
         parts = {restore.ANCHOR + name + suffix: part for name, copy in copies for suffix, part in copy.parts()}
-        return meta, {**state["tensors"], **parts}
+        weights = fingerprint.fingerprint(self.parameters)
+        return meta if weights is None else {**meta, "weights": weights}, {**state["tensors"], **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict` on a model with the same parameter names and shapes; all or nothing.
@@ -545,9 +549,7 @@ class Protection:
         With several processes, all call it and process 0 writes, with split tensors gathered in its main memory.
         """
         self._team.require_writable(path)
-        meta, tensors = self._state()
-        weights = fingerprint.fingerprint(self.parameters)
-        self._team.save(path, meta if weights is None else {**meta, "weights": weights}, tensors)
+        self._team.save(path, *self._state())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Replace what is remembered by the contents of a file that `save` wrote; all or nothing."""
@@ -575,12 +577,13 @@ class Protection:
         if merged.examples:
             restore.tried(merged)
         self._team.share(merged)
-        self.settle()
-        self._saved_beside = beside
-        self._require_weights()
-        self._outdate()
-        self.memory = merged
-        self.refresh()
+        with uninterrupted():
+            self.settle()
+            self._saved_beside = beside
+            self._require_weights()
+            self._outdate()
+            self.memory = merged
+            self.refresh()
 
     def _load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Build everything, then replace what there is."""
@@ -589,18 +592,19 @@ class Protection:
         restore.require_meta(meta)
         restored = restore.contents(*self._team.from_checkpoint(meta, tensors), self.parameters, self._output)
         self._team.share(restored.memory)
-        self.settle()
-        self.memory, self._reason = restored.memory, None
-        self._projector, self._stale = restored.projector, restored.stale
-        self._weight, self._examples = (
-            (1.0, 0) if restored.projector is None else (self.memory.weight, self.memory.examples)
-        )
-        self._saved_beside = meta.get("weights")
-        self._statistics.load(meta, bool(meta["remembered"]))
-        self._projection.reset()
-        self._projection.meter = Meter.of(meta.get("meter"))
-        if restored.anchor:
-            self._projection.reference = restored.anchor
+        with uninterrupted():
+            self.settle()
+            self.memory, self._reason = restored.memory, None
+            self._projector, self._stale = restored.projector, restored.stale
+            self._weight, self._examples = (
+                (1.0, 0) if restored.projector is None else (self.memory.weight, self.memory.examples)
+            )
+            self._saved_beside = meta.get("weights")
+            self._statistics.load(meta, bool(meta["remembered"]))
+            self._projection.reset()
+            self._projection.meter = Meter.of(meta.get("meter"))
+            if restored.anchor:
+                self._projection.reference = restored.anchor
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ProtectionError(

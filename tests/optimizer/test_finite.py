@@ -110,6 +110,22 @@ def test_a_fused_optimizer_under_a_scaler_is_pulled_as_without_one(every):
     torch.testing.assert_close(train(True), train(False), atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_step_that_a_scaler_skips_is_no_unprotected_one(memory, optimizer):
+    """A fused optimizer is called all the same, with the scale in its gradients, and skips the step by itself."""
+    model, made, protection = protected(MEMORIES[memory], lambda p: optimizer(p, lr=0.01, fused=True))
+    scaler, start = torch.amp.GradScaler("cpu", init_scale=2.0**14), flat(model)
+    for factor in (float("inf"), 1.0, 1.0):  # a warning is an error
+        made.zero_grad()
+        scaler.scale(cross_entropy(model(data(1)[0]), data(1)[1]) * factor).backward()
+        scaler.step(made)
+        scaler.update()
+    moved = float((flat(model) - start).norm())
+    assert moved > 0
+    assert protection.diagnostics()["displacement"] < 10 * moved  # a bound; with the scale 8,000 times as much
+
+
 class Breaking(torch.optim.SGD):
     """Raises an error when half of the parameters have moved."""
 

@@ -28,7 +28,7 @@ from ..sketch.base import positive
 from ..sketch.columns import UNSPLIT, Whole
 from .base import Memory
 from .blocks import Block, places
-from .metadata import GRADIENTS
+from .metadata import GRADIENTS, has_device, is_device
 from .staging import Commit, staged_rows
 from .state import (
     Planned,
@@ -98,6 +98,8 @@ class GradientMemory(Memory):
             raise ValueError("a pull weighs how much outputs change, which gradients scaled by power= do not tell")
         self.sketch = sketch
         self.basis_dtype = None if basis_dtype is None else _dtype(basis_dtype)
+        if offload is not None and not is_device(offload):
+            raise ValueError(f'offload is a device such as "cpu" or "cuda:0"; got {offload!r}')
         self.offload = offload
         self.limit = limit
         self.power = float(power)
@@ -120,6 +122,8 @@ class GradientMemory(Memory):
         The expected moment Σ g gᵀ of the gradients of Σ ± logit is that of the gradients of every logit.
         """
         self.every = output is every_logit
+        if self.offload is not None and not has_device(self.offload):
+            raise ValueError(f"offload={self.offload!r}: this machine has no such device")
         needed = self.cost(parameters)
         if self.limit is not None and needed > self.limit:
             raise ValueError(

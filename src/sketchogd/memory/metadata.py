@@ -26,15 +26,31 @@ SKETCH = schema.record(
 def _device(value: Any, where: str) -> None:
     """The name of a device that is there."""
     schema.text(value, where)
-    if _DEVICE.fullmatch(value) is None:
+    if not is_device(value):
         raise schema.wrong(value, where, 'a device such as "cpu" or "cuda:0"')
-    try:
-        torch.empty(0, device=value)
-    except (RuntimeError, AssertionError) as error:
+    if not has_device(value):
         raise StorageError(
             f"{where} keeps the sketch on the device {value!r}, which this machine does not have. Load the memory on "
             "one that has it"
-        ) from error
+        )
+
+
+def is_device(name: object) -> bool:
+    """Whether this names a device that can keep a sketch.
+
+    >>> is_device("cuda:1"), is_device("meta")
+    (True, False)
+    """
+    return isinstance(name, str) and _DEVICE.fullmatch(name) is not None
+
+
+def has_device(name: str) -> bool:
+    """Whether this machine has a device of that name."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        return False
+    return True
 
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d{1,3})?")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils.data import Dataset
 
 from .targets import class_axis, require_targets
 
@@ -205,7 +206,12 @@ def require_batches(batches: Any, examples: Any) -> None:
         same = isinstance(inputs, Tensor) and inputs.shape == targets.shape and inputs.dtype == targets.dtype
         alike = isinstance(inputs, Tensor) and inputs.shape[1:] == targets.shape[1:] and inputs.dtype == targets.dtype
         pair = not same and not alike and isinstance(inputs, (Tensor, Mapping))
-    if pair or isinstance(batches, (Tensor, Mapping)) or isinstance(examples, (Tensor, Mapping, tuple, list)):
+    if (
+        pair
+        or isinstance(batches, (Tensor, Mapping))
+        or not isinstance(batches, (Iterable, Dataset))
+        or isinstance(examples, (Tensor, Mapping, tuple, list))
+    ):
         raise TypeError(
             "remember takes a loader, a dataset or a list of batches, and then how many examples to take. One batch "
             "alone is remember([(inputs, targets)]), or remember([batch]) for a mapping"

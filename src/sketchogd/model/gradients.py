@@ -253,10 +253,11 @@ def _fast(signals: GradientSignals, call: Call) -> Tensor | None:
     """
     parameters, b = signals.parameters, batch_size(call.inputs)
     output, uses, _ = record(signals.layers, call.run)
-    scalars = per_example(signals.output, output, call.targets)
+    with torch.enable_grad():
+        total = per_example(signals.output, output, call.targets).sum()
     if not uses or any(len(use.input) != b or use.first for use in uses):
         return None
-    deltas = torch.autograd.grad(scalars.sum(), [use.edge for use in uses], allow_unused=True)
+    deltas = torch.autograd.grad(total, [use.edge for use in uses], allow_unused=True)
     out = torch.zeros(b, parameters.p, dtype=parameters.dtype, device=parameters.device)
     places = {id(t): (place, t.shape) for t, place in parameters.slices()}
     for use, delta in zip(uses, deltas, strict=True):

@@ -74,6 +74,7 @@ class ProtectedParameters:
                 )
         self.names: tuple[str, ...] = tuple(name for name, _ in chosen)
         self.tensors: tuple[nn.Parameter, ...] = tuple(parameter for _, parameter in chosen)
+        self._ids = frozenset(map(id, self.tensors))
         self.shapes: tuple[torch.Size, ...] = tuple(parameter.shape for parameter in self.tensors)
         self.offsets: tuple[int, ...] = _offsets(local(parameter.detach()).numel() for parameter in self.tensors)
         self.width: int = self.offsets[-1]
@@ -99,7 +100,7 @@ class ProtectedParameters:
         return len(self.names)
 
     def __contains__(self, parameter: object) -> bool:
-        return any(parameter is t for t in self.tensors)
+        return id(parameter) in self._ids  # of tensors that live as long as this does
 
     def same_as(self, other: "ProtectedParameters") -> bool:
         """Whether these are the same tensors, by the same names, in the same shapes."""

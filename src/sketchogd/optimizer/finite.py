@@ -3,6 +3,7 @@
 Projecting a vector with one NaN makes all of it NaN. Such a step is left to the optimizer as it is, and said aloud.
 """
 
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -35,6 +36,9 @@ class Finite:
         return bool(self.known)
 
 
+FINITE, NOT_FINITE = Finite(True), Finite(False)
+
+
 class FiniteCheck:
     """Decides step by step whether there is something finite to project. `skipped` counts the steps without."""
 
@@ -44,18 +48,20 @@ class FiniteCheck:
         self._bad = False
         self._steps = 0
 
-    def of(self, size: Tensor, skipped_anyway: bool = False) -> Finite:
-        """Whether `size` is finite, a number that is not unless all entries of some vector are.
+    def of(self, t: Tensor, skipped_anyway: bool = False) -> Finite:
+        """Whether a vector is finite, or a number that is not unless all entries of some vector are.
 
         On a CPU it is read at once. A GPU is not made to wait: it keeps the answer, and a count that is read at every
         100th step. With `skipped_anyway` the optimizer knows by itself, and nothing is counted.
         """
+        size = t.sum() if t.ndim else t
+        if at_once(size):
+            known = math.isfinite(size.item())
+            if not (known or skipped_anyway):
+                self._note()
+            self._bad = not known and (self._bad or not skipped_anyway)
+            return FINITE if known else NOT_FINITE
         finite = size.isfinite()
-        if at_once(finite):
-            known = bool(finite)
-            if not skipped_anyway:
-                self._note(not known)
-            return Finite(known)
         if not skipped_anyway:
             self._steps += 1
             self._skipped = self._skipped + (~finite).long()
@@ -73,13 +79,11 @@ class FiniteCheck:
         if self.skipped > self._told:
             self._warn()
 
-    def _note(self, bad: bool) -> None:
-        """Count a step; warn where a series of bad ones begins."""
-        if bad:
-            self._skipped = self._skipped + 1
-            if not self._bad:
-                self._warn()
-        self._bad = bad
+    def _note(self) -> None:
+        """Count a bad step; warn where a series of them begins."""
+        self._skipped = self._skipped + 1
+        if not self._bad:
+            self._warn()
 
     def _warn(self) -> None:
         self._told = self.skipped

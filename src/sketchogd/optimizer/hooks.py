@@ -24,12 +24,12 @@ from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor, Projector
 from .anchor import penalty, relaxed, tension
 from .finite import FiniteCheck
-from .joint import JointGradient, corrections_kept
+from .joint import JointGradient, Scaled, corrections_kept
 from .meter import Meter
 from .reference import FULL, Copy, displacement
 from .step_size import learning_rate, projects_gradients, pulls_updates, step_size
 from .unsettled import UnsettledHooks
-from .warn import guard, protector, unguard, warn_of_broken_step, warn_of_unprotected_steps
+from .warn import Newcomers, guard, protector, unguard, warn_of_broken_step, warn_of_unprotected_steps
 
 LONG = 10_000
 """So many steps with nothing remembered are worth a warning."""
@@ -57,6 +57,7 @@ class UpdateProjection:
         self.meter = Meter()
         self.reference: list[Copy] | None = None
         self.finite = FiniteCheck()
+        self.newcomers = Newcomers(parameters)
         self.joint_gradient = JointGradient(parameters, self.finite)
         self._unsettled = UnsettledHooks(parameters.model)
         self._stepping = False
@@ -121,7 +122,12 @@ class UpdateProjection:
         if projector is None or projector.empty:
             self._count_unprotected(1)
             return None
-        self._stepping = True
+        changed = self._prepare(projector, optimizer, args, kwargs)
+        self._stepping = True  # not before: until here no weight has moved
+        return changed
+
+    def _prepare(self, projector: Projector, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Change the gradients, or copy the weights; returns new arguments for the step, or None."""
         if projector.anchor is not None and not pulls_updates(optimizer, self.parameters):
             self.mode = "joint"
             self._copy_weights(projector)
@@ -129,7 +135,7 @@ class UpdateProjection:
             return self.joint_gradient.before_step(projector, self.reference, self.every, optimizer, args, kwargs)
         closure = kwargs.get("closure") is not None or any(callable(argument) for argument in args[1:] + args[:1])
         once = self.every == 1 and projector.anchor is None and not closure
-        if once and projects_gradients(optimizer, self.parameters):
+        if once and not Scaled.of(optimizer).inside and projects_gradients(optimizer, self.parameters):
             self.mode = "gradient"
             self._project_gradients(projector, learning_rate(optimizer, self.parameters))
             return None
@@ -139,10 +145,11 @@ class UpdateProjection:
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.steps += 1
-        self._stepping = False
         if self.mode != "update" or self.reference is None:
+            self._stepping = False
             return
         self._wait_for(optimizer, 1)
+        self._stepping = False  # not before: a step must be known to wait, or to have broken off
         if self.pending >= self.every:
             self.settle()
 
@@ -157,13 +164,13 @@ class UpdateProjection:
         """Where the last step raised an error midway, count what it did to the weights as a step that waits."""
         if not self._stepping:
             return
+        if self.mode == "update" and self.reference is not None:
+            self._wait_for(self._optimizer, 1)
         self._stepping = False
         if self.mode == "gradient":
             warn_of_broken_step()
-        elif self.mode == "update" and self.reference is not None:
-            self._wait_for(self._optimizer, 1)
-            if self.pending >= self.every:
-                self.settle()
+        elif self.mode == "update" and self.reference is not None and self.pending >= self.every:
+            self.settle()
 
     def _count_unprotected(self, steps: int) -> None:
         before, self._unprotected = self._unprotected, self._unprotected + steps
@@ -180,19 +187,21 @@ class UpdateProjection:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Project the displacement of the steps since the last projection, now."""
+        """Project the displacement of the steps since the last projection, now.
+
+        After an error or Ctrl-C they go on waiting: what is projected already stays as it is when it is done again.
+        """
         self._count_broken_step()
         if self.pending == 0 or self.reference is None:
             return
         projector = self.provide()
-        travelled, self.pending, self._travelled = self._travelled, 0, 0.0
-        self._unsettled.disarm()
         v = displacement(self.parameters, self.reference)
+        if projector is not None:
+            self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), self._travelled, 1.0)
+        self.pending, self._travelled = 0, 0.0
         if self.every == 1 and (projector is None or projector.anchor is None):
             self.reference = None  # a copy is kept between steps only where steps are projected together
-        if projector is None:
-            return
-        self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), travelled, 1.0)
+        self._unsettled.disarm()
 
     def _remove(
         self, projector: Projector, v: Tensor, subtract: Callable[[Tensor], None], travelled: float, scale: float

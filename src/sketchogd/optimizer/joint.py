@@ -55,6 +55,11 @@ class Scaled:
         """Of the step that an optimizer is about to take."""
         return Scaled(getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None) is not None)
 
+    @property
+    def inside(self) -> bool:
+        """Whether the optimizer takes a scale back, or skips the step, by itself."""
+        return self.skips or self.factor is not None
+
     def unscaled(self, gradient: Tensor) -> Tensor:
         """A gradient without the scale."""
         return gradient if self.factor is None else gradient / self.factor.to(gradient)
@@ -226,7 +231,7 @@ class JointGradient:
                 out = v[place].view(anchor.shape)
                 out.sub_(gradient.to(out), alpha=size)
         correction = projector.protected_part_(v, size).div_(size)
-        return correction, self.check.of(correction.sum(), scaled.skips)
+        return correction, self.check.of(correction, scaled.skips)
 
     def _add(self, correction: Sequence[Tensor], scaled: "Scaled") -> None:
         for t, piece in zip(self.parameters.tensors, correction, strict=True):

@@ -16,10 +16,38 @@ class Protector(Protocol):
     """What protects parameters: the projection of an optimizer's updates."""
 
     parameters: ProtectedParameters
+    newcomers: "Newcomers"
 
     @property
     def optimizer(self) -> Optimizer | None:
         """The optimizer whose steps are projected."""
+
+
+class Newcomers:
+    """Parameters that would be chosen by now and are not among the protected ones; `warn` names each of them once.
+
+    Args:
+        parameters: the protected ones.
+    """
+
+    def __init__(self, parameters: ProtectedParameters) -> None:
+        self._parameters = parameters
+        self._told: set[str] = set()
+
+    def warn(self) -> None:
+        """Look at the model, and warn of those not told of."""
+        new = [name for name in self._parameters.newcomers() if name not in self._told]
+        if not new:
+            return
+        self._told.update(new)
+        warnings.warn(
+            f"{len(new)} parameter(s) were added to the model, or unfrozen, since it was protected, and are NOT "
+            f"PROTECTED: {', '.join(new[:5])}{', …' if len(new) > 5 else ''}. Call protection.adopt(model) if the "
+            "model grew; or call protection.detach() and protect it again, with a new memory; or leave them out by "
+            "parameters=",
+            ProtectionWarning,
+            stacklevel=5,
+        )
 
 
 _guards: dict[int, "weakref.ReferenceType[Protector]"] = {}
@@ -81,13 +109,19 @@ class _CopyWarning:
 
 
 def _watch_other_optimizers(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    held = sum(len(group["params"]) for group in optimizer.param_groups)
+    held = 0
+    for group in optimizer.param_groups:  # a loop, since this runs at every step of every optimizer
+        held += len(group["params"])
     if _innocent.get(optimizer) == held or optimizer in _warned:
         return
+    own = None
     for group in optimizer.param_groups:
         for p in group["params"]:
             projection = protector(p)
-            if projection is None or projection.optimizer is optimizer:
+            if projection is None:
+                continue
+            if projection.optimizer is optimizer:
+                own = projection
                 continue
             _warned.add(optimizer)
             warnings.warn(
@@ -98,6 +132,8 @@ def _watch_other_optimizers(optimizer: Optimizer, args: Any, kwargs: Any) -> Non
             )
             return
     _innocent[optimizer] = held
+    if own is not None:
+        own.newcomers.warn()  # at its first step, and when it was given more parameters
 
 
 def warn_of_broken_step() -> None:

@@ -6,14 +6,16 @@ A sketch knows nothing of networks. Settings go into `__init__`, `bind` allocate
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from .. import schema
-from ..errors import NonFiniteError
+from ..errors import NonFiniteError, ProtectionError
+from ..interrupts import uninterrupted
 from ..linalg.dense import squared_norm
 from .columns import Columns, Whole
 from .stored import Part, require_numbers, require_parts
@@ -46,6 +48,8 @@ class Sketch(ABC):
     """How many rows were observed."""
     energy: float = 0.0
     """Σ ‖v‖² over them, the trace of the second moment."""
+    lost: bool = False
+    """Whether an error ended a change of the rows midway, so that they are neither the old nor the new ones."""
     columns: Columns
     """Which of the d columns this process holds: all, unless the sketch is split."""
 
@@ -217,6 +221,7 @@ class Sketch(ABC):
         require_numbers(tensors)
         self._require_sound(counters, tensors)
         self._adopt(counters, tensors)
+        self.lost = False
         self.count, self.energy = int(counters["count"]), float(counters["energy"])
 
     def require_state(self, state: Mapping[str, Any], columns: Columns, dtype: torch.dtype) -> None:
@@ -239,6 +244,25 @@ class Sketch(ABC):
     def _require_bound(self) -> None:
         if not self.d:
             raise ValueError(f"call bind(d) on this {type(self).__name__} before it is used")
+        if self.lost:
+            raise ProtectionError(
+                f"an error or a second Ctrl-C ended a change of this {type(self).__name__} midway, and what it "
+                "remembered is lost. Load the memory from a file, or protect the model anew"
+            )
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Change rows in place: Ctrl-C waits, and rows that an error leaves half changed are never used again."""
+        with uninterrupted():
+            before = self._versions()
+            try:
+                yield
+            except BaseException:
+                self.lost = self._versions() != before
+                raise
+
+    def _versions(self) -> list[int]:
+        return [t._version for t in self._state().values() if not t.is_inference()]
 
     @abstractmethod
     def _allocate(self) -> None: ...

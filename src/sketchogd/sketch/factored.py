@@ -45,8 +45,9 @@ class FactoredSketch(Sketch):
         if self.count == 0:
             return torch.zeros(0, dtype=torch.float64, device=self.device), self.rows[:0]
         if self.values is None:
-            R, values = self._factorise()
-            self.factor, self.values = R.to(self.dtype), values
+            with self._changing():
+                R, values = self._factorise()
+                self.factor, self.values = R.to(self.dtype), values
         return self.values, self.rows[: len(self.values)]
 
     @property
@@ -57,8 +58,9 @@ class FactoredSketch(Sketch):
     def _open(self) -> None:
         """Restore S, so that rows can be added to it."""
         if self.factor is not None:
-            restore_(self._filled(), self.factor)
-            self.factor = self.values = None
+            with self._changing():
+                restore_(self._filled(), self.factor)
+                self.factor = self.values = None
 
     def _opened_rows(self) -> Tensor:
         """Return S as a new tensor, leaving the state untouched."""

@@ -76,8 +76,9 @@ class SecondMoment(Sketch, Additive):
 
     def _open(self) -> None:
         if self.values is not None:
-            self.matrix.copy_(self._dense())
-            self.values = None
+            with self._changing():
+                self.matrix.copy_(self._dense())
+                self.values = None
 
     def _update(self, rows: Tensor, largest: float) -> None:
         self._open()
@@ -98,9 +99,10 @@ class SecondMoment(Sketch, Additive):
         if self.values is None:
             values, vectors = torch.linalg.eigh(self.matrix.double())
             keep = values > RELATIVE_RANK * values[-1:].clamp_min(0)
-            self.matrix.zero_()
-            self.matrix[: int(keep.sum())] = vectors[:, keep].flip(1).T
-            self.values = unscaled(values[keep].flip(0), self.exponent)
+            with self._changing():
+                self.matrix.zero_()
+                self.matrix[: int(keep.sum())] = vectors[:, keep].flip(1).T
+                self.values = unscaled(values[keep].flip(0), self.exponent)
         return self.values, self.matrix[: len(self.values)]
 
     def _check_mergeable(self, other: "SecondMoment") -> None:

@@ -60,6 +60,14 @@ def test_every_opcode_reads_as_pickle_reads_it() -> None:
             pickles.read(data[:end])
 
 
+@pytest.mark.parametrize("name", [b"os\nsystem\n", b"numpy\nload\n", b"numpy.core.multiarray\nscalar\n"])
+@pytest.mark.parametrize("use", [b"", b"U\x04exit\x85R", b"Nb"])
+def test_other_names_are_refused_wherever_they_stand(name: bytes, use: bytes) -> None:
+    """Also where nothing is done with them."""
+    with pytest.raises(pickles.PickleError, match="refused: a name other than those of numpy's arrays"):
+        pickles.read(b"\x80\x02}U\x01ac" + name + use + b"s.")
+
+
 def test_a_small_pickle_of_a_large_tree_is_refused_at_once() -> None:
     """Sixty lists, each twice in the next: written out they have 2 ** 60 entries."""
     bomb = b"\x80\x02}U\x06labels" + b"]" + b"q\x01](h\x01h\x01e" * 60
