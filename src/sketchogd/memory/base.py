@@ -117,6 +117,14 @@ class Memory(ABC):
     def weight(self) -> float:
         """What a square change of an output of one example weighs in the mean over examples that a pull is for."""
 
+    @property
+    @abstractmethod
+    def together(self) -> int:
+        """How many parts of the model, judged one by one, move outputs together: a pull counts so many times each.
+
+        A change of an output that is a sum over parts has at most so many times the sum of their squares.
+        """
+
     @abstractmethod
     def sensitivity(self) -> float | None:
         """c with (rms change of a remembered output) <= c ‖Δw‖ for every displacement Δw that the projector passes.

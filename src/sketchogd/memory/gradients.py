@@ -226,6 +226,11 @@ class GradientMemory(Memory):
         return made[0][1] if len(made) == 1 else BlocksProjector(made)
 
     @property
+    def together(self) -> int:
+        """See `Memory`: 1, as blocks hardly ever move an output the same way."""
+        return 1
+
+    @property
     def weight(self) -> float:
         """What a square change of an output weighs: tasks over examples.
 

@@ -83,6 +83,11 @@ class Both(Memory):
         """See `Memory`."""
         return self.layers.cost(parameters) + self.gradients.cost(parameters)
 
+    @property
+    def together(self) -> int:
+        """See `Memory`."""
+        return self.layers.together
+
     def spans(self, parameters: ProtectedParameters) -> list[None]:
         """See `Memory`."""
         return [None] * len(parameters)

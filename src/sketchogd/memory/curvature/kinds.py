@@ -47,6 +47,10 @@ class Curvature(ABC):
     def unit(self, spread: float, numbers: int) -> float:
         """The square change that counts as one, from Σ (z − z̄)² of the outputs and how many numbers these are."""
 
+    @abstractmethod
+    def together(self, parts: int) -> int:
+        """How many times the sum over so many parts of the model a pull counts, for what they move together."""
+
     tied: bool
     """Whether the weight of an embedding that is an output layer too is a layer; otherwise it belongs to none."""
 
@@ -74,6 +78,10 @@ class SinglePositions(Curvature):
     def unit(self, spread: float, numbers: int) -> float:
         """See `Curvature`: a mean square change of 1."""
         return float(numbers)
+
+    def together(self, parts: int) -> int:
+        """See `Curvature`: 1, as in version 0.1."""
+        return 1
 
     def stage(self, factors: Factors, reading: Reading, scale: float = 1.0) -> Commit:
         """See `Curvature`; one forward pass and one backward pass per logit or combination of logits."""
@@ -122,6 +130,10 @@ class PartialTraces(Curvature):
     def unit(self, spread: float, numbers: int) -> float:
         """See `Curvature`: a change of all outputs by their spread; where they have none, a mean square change of 1."""
         return spread if spread > SPREADLESS * numbers else float(numbers)
+
+    def together(self, parts: int) -> int:
+        """See `Curvature`: by Cauchy and Schwarz (Σ x)² is at most so many times Σ x²."""
+        return parts
 
     def __init__(self) -> None:
         self._orders: dict[tuple[Any, ...], list[str]] = {}
