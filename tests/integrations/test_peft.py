@@ -87,6 +87,10 @@ def test_the_memory_lies_beside_the_adapter_and_is_found_with_it(tmp_path):
     assert other.protection.memory.examples == 2 * 128
 
 
+def adamw(model, lr=1e-2):
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=lr)
+
+
 def steps(model, optimizer, task, n=4):
     data = Markers(task, 32)
     for _ in range(n):
@@ -98,19 +102,20 @@ def steps(model, optimizer, task, n=4):
 def test_each_adapter_has_a_protection_of_its_own():
     model = lora()
     model.add_adapter("second", LoraConfig(r=4, target_modules=TARGETS, modules_to_save=["classifier"]))
-    data, protections, optimizers = Markers(0, 32), {}, {}
+    data, protections, optimizers = Markers(0), {}, {}
     for name in ("default", "second"):
         model.set_adapter(name)
-        optimizers[name] = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        optimizers[name] = adamw(model)
         protections[name] = so.protect(model, optimizers[name], memory=so.LayerMemory(64, strength=1e6))
-        steps(model, optimizers[name], 0)
+        steps(model, optimizers[name], 0, n=40)
         protections[name].remember([({"input_ids": data.tokens}, data.labels)])
     assert not set(protections["default"].parameters.names) & set(protections["second"].parameters.names)
     model.set_adapter("default")
     waiting = protections["second"].parameters.tensors
     before = [t.detach().clone() for t in waiting]
-    kept = outputs(model)
-    steps(model, optimizers["default"], 1)
+    kept, optimizer = outputs(model), adamw(model, 1e-3)
+    protections["default"].attach(optimizer)
+    steps(model, optimizer, 1)
     moved = float((outputs(model) - kept).norm())
     assert all(
         torch.equal(a, b.detach()) for a, b in zip(before, protections["second"].parameters.tensors, strict=True)
@@ -118,13 +123,13 @@ def test_each_adapter_has_a_protection_of_its_own():
     with pytest.raises(so.ProtectionError, match="no longer requires gradients"):
         protections["second"].remember([({"input_ids": data.tokens}, data.labels)])
     protections["default"].detach()
-    steps(model, optimizers["default"], 1)
+    steps(model, optimizer, 1)
     assert float((outputs(model) - kept).norm()) > 2 * moved
 
 
 def test_merging_an_adapter_ends_its_memory_with_words_and_keeps_the_outputs():
     model = lora()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    optimizer = adamw(model)
     protection = so.protect(model, optimizer, budget="1MB")
     data = Markers(0, 32)
     steps(model, optimizer, 0)
@@ -148,13 +153,15 @@ def test_other_adapters_are_protected_too(kind):
             torch.manual_seed(1)
             ia3 = IA3Config(target_modules=TARGETS, feedforward_modules=["dense"], modules_to_save=["classifier"])
             model = get_peft_model(bert(), ia3)
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        optimizer = adamw(model)
         protection = so.protect(model, optimizer, memory=so.LayerMemory(64, rule=rule, rest=64))
-        data = Markers(0, 32)
-        steps(model, optimizer, 0)
+        data = Markers(0)
+        steps(model, optimizer, 0, n=40)
         protection.remember([({"input_ids": data.tokens}, data.labels)])
         assert not [row for row in protection.coverage() if "no memory" in row.how]
         before = outputs(model)
+        optimizer = adamw(model, 1e-3)
+        protection.attach(optimizer)
         if not protect:
             protection.detach()
         steps(model, optimizer, 1, n=8)
