@@ -63,6 +63,7 @@ def test_numbers_reach_the_loggers():
     steps, values = strategy.evaluator.get_all_metrics()["Protection/displacement"]
     assert len(steps) == len(values) == 2 * ava.EPOCHS * 8 // 4
     assert values[0] == 0 < values[-1]
+    assert found["Protection/forgetting_estimate"] > 0
 
 
 def test_evaluation_during_an_experience_sees_settled_weights():

@@ -167,3 +167,26 @@ def test_other_adapters_are_protected_too(kind):
         steps(model, optimizer, 1, n=8)
         moved[protect] = float((outputs(model) - before).norm())
     assert moved[True] < 0.4 * moved[False], moved
+
+
+@pytest.mark.filterwarnings("ignore:TorchaoLoraLinear was")
+def test_adapters_of_a_quantised_base_are_protected():
+    """Weights of one byte with a scale per row, as torchao keeps them; the adapters on them are not quantised."""
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed: pip install torchao")
+    moved = {}
+    for strength in (1e6, None):
+        base = bert()
+        quantization.quantize_(base.bert.encoder, quantization.Int8WeightOnlyConfig())
+        model = lora(base)
+        optimizer, data = adamw(model), Markers(0)
+        protection = so.protect(model, optimizer, budget="1MB", strength=strength)
+        assert all(".lora_" in name or ".modules_to_save." in name for name in protection.parameters.names)
+        steps(model, optimizer, 0, n=40)
+        protection.remember([({"input_ids": data.tokens}, data.labels)])
+        before, optimizer = outputs(model), adamw(model, 1e-3)
+        protection.attach(optimizer)
+        if strength is None:
+            protection.detach()
+        steps(model, optimizer, 1, n=8)
+        moved[strength] = float((outputs(model) - before).norm())
+    assert moved[1e6] < 0.35 * moved[None], moved

@@ -162,6 +162,22 @@ def test_numbers_are_logged_beside_the_loss_and_through_the_trainer(tmp_path):
     assert all(isinstance(value, (int, float)) for logs in before.logs for value in logs.values())
 
 
+def test_tensorboard_has_the_predicted_forgetting(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    model, callback = bert(), ForgettingCallback("1MB")
+    logging = {"max_steps": 4, "logging_strategy": "steps", "logging_steps": 2, "report_to": "tensorboard"}
+    for task in (0, 1):
+        made = trainer(model, task, tmp_path / str(task), [], **logging)
+        callback.trainer = made
+        made.add_callback(callback)
+        made.train()
+    (file,) = (tmp_path / "1").rglob("events.out.*")
+    found = events.EventAccumulator(str(file)).Reload()
+    (name,) = (tag for tag in found.Tags()["scalars"] if tag.endswith("protection/forgetting_estimate"))
+    assert [event.step for event in found.Scalars(name)] == [2, 4]
+    assert found.Scalars(name)[-1].value > 0
+
+
 class Watch(TrainerCallback):
     """Notes how many steps wait while the model is evaluated, and whether checkpoints have the weights as they are."""
 
