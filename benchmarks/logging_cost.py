@@ -1,4 +1,4 @@
-"""What `protection.metrics()`, the numbers that the clients log, costs beside a training step of MiniLM (22.7 M weights).
+"""What `protection.metrics()`, the numbers that clients log, costs beside a step of MiniLM (22.7 M weights).
 
 AdamW, batches of 32 random sentences of 16 tokens, every layer protected. Medians, since other work disturbs a machine.
 """

@@ -51,7 +51,7 @@ def accuracy(model, x, y):
 
 
 def run(make, rate, tasks, options, seed, **settings):
-    """Mean accuracies at the end, held out and on test images, and when each task was learned; bytes if it says them."""
+    """Mean accuracies at the end, held out and on test images, and when tasks were learned; the plugins."""
     torch.manual_seed(seed)
     stream = tensors_benchmark(
         train_tensors=[(t.x_train[HELD:], t.y_train[HELD:]) for t in tasks],

