@@ -16,6 +16,8 @@ BIN := .venv/bin
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt transformers accelerate peft lightning dill tensorboard
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps avalanche-lib || \
 		echo "Avalanche could not be installed; its tests will skip"
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps torchao || \
+		echo "torchao could not be installed; the test of quantised bases will skip"
 	touch $@
 
 clients: .venv/clients

@@ -328,7 +328,7 @@ def measured_over_predicted(
             counted = predicted(own)
             if counted > 0:
                 found[kind][name] = measured(own) / counted
-        found[kind]["together"] = measured(D) / predicted(D)
+        found[kind]["together"] = measured(D) / (predicted(D) * kept.together**0.5)
     return found, f"{kept!r}, {protection.ledger().nbytes:,} bytes for {parameters.p:,} weights"
 
 

@@ -212,8 +212,10 @@ def test_metrics_are_flat_numbers_and_change_nothing():
     assert {key: found[key] for key in ("examples", "steps", "nbytes")} == {
         key: whole[key] for key in ("examples", "steps", "nbytes")
     }
+    assert found["forgetting_estimate"] == pytest.approx(protection.forgetting())
+    assert found["forgetting_estimate"] > 0
     protection.observe(x[:4], torch.zeros(4, dtype=torch.long))
-    protection.metrics()
+    assert "forgetting_estimate" not in protection.metrics()
     assert protection._projector is None, "no projector is made for numbers"
     _, _, hard, _ = remembered(so.ProductSketch(5))
     assert hard.metrics()["forgetting_estimate"] == hard.diagnostics()["forgetting_estimate"] == 0.0

@@ -142,17 +142,24 @@ def memory_for(
 
     if 2 * in_layers < parameters.p:
         if strength is not None:
+            if not isinstance(parameters.columns, Whole):
+                raise ValueError(
+                    "strength= is for a pull to a copy of the weights, and those of this model are split over "
+                    "processes (FSDP2): their gradients are sketched and projected hard. Leave strength= out"
+                )
             raise ValueError(
                 "strength= is for a layer memory, and most parameters of this model belong to no layer; give memory= "
                 "with the rule, such as so.GradientMemory(sketch, strength=2.0)"
             )
         kept = whole if every > 1 else 0
         rank = _rank(nbytes, parameters, lambda k: GradientMemory(ProductSketch(k)), lambda _: kept, parameters.p)
+        split = not isinstance(parameters.columns, Whole)
+        about = "Parameters are split over processes" if split else "Most parameters belong to no layer"
         # In rows, not bytes: without a stored test matrix every sketch takes the bytes of its rows, and they count.
         advice = recommend(typical_spectrum(), vectors=rank, d=parameters.p)
         return Choice(
             GradientMemory(advice.sketch(seed)),
-            f"Most parameters belong to no layer, so gradients are sketched; {rank} rows fit. If their spectrum is "
+            f"{about}, so gradients are sketched; {rank} rows fit. If their spectrum is "
             f"like that of other networks: {advice.reason}",
         )
     widths = [layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers]

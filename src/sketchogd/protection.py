@@ -467,10 +467,6 @@ class Protection:
         is no promise (docs/theory.md). None where the memory has no such number, or has observed what its projector
         does not know yet. Steps that wait for their projection are not counted.
         """
-        forgetting = self.forgetting()
-        if forgetting is None and not self._stale:
-            sensitivity = self.memory.sensitivity()
-            forgetting = None if sensitivity is None else self._projection.displacement * sensitivity
         return {
             "reason": self._reason,
             "parameters": self.parameters.p,
@@ -480,22 +476,31 @@ class Protection:
             "mode": self.mode,
             "leak": self.leak,
             "displacement": self._projection.displacement,
-            "forgetting_estimate": forgetting,
+            "forgetting_estimate": self._forgetting_estimate(),
             "nbytes": self.ledger().nbytes,
             **self.memory.diagnostics(),
         }
 
     def metrics(self) -> dict[str, float]:
-        """Flat numbers for a logger, cheap enough for every 50 steps: no spectrum is computed.
+        """Flat numbers for a logger, cheap enough for every 50 steps: no spectrum and no projector is computed.
 
-        See `diagnostics` for what they mean; `forgetting_estimate` is there where the memory has one.
+        See `diagnostics` for what they mean. `forgetting_estimate` is there once something is remembered, if the memory
+        has one; with a pull it is `forgetting()`, which costs about as much as projecting one step. With several
+        processes, all call it.
         """
-        displacement = self._projection.displacement
         found: dict[str, float] = {"examples": self.memory.examples, "steps": self._projection.steps}
-        found |= {"pending": self.pending, "leak": self.leak, "displacement": displacement}
+        found |= {"pending": self.pending, "leak": self.leak, "displacement": self._projection.displacement}
         found["nbytes"] = self.ledger().nbytes
-        sensitivity = None if self._stale or self._projector is None else self.memory.sensitivity()
-        return found if sensitivity is None else found | {"forgetting_estimate": displacement * sensitivity}
+        estimate = None if self._stale or self._projector is None else self._forgetting_estimate()
+        return found if estimate is None else found | {"forgetting_estimate": estimate}
+
+    def _forgetting_estimate(self) -> float | None:
+        """See `diagnostics`."""
+        forgetting = self.forgetting()
+        if forgetting is not None or self._stale:
+            return forgetting
+        sensitivity = self.memory.sensitivity()
+        return None if sensitivity is None else self._projection.displacement * sensitivity
 
     def __repr__(self) -> str:
         return (

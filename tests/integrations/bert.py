@@ -7,6 +7,19 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 from .tasks import CLASSES, LENGTH, TOKENS, Markers, fingerprint
 
+USUAL = {
+    "max_steps": 120,
+    "per_device_train_batch_size": 16,
+    "learning_rate": 2e-3,
+    "lr_scheduler_type": "constant",
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "report_to": "none",
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+}
+
 
 def bert(seed=0):
     torch.manual_seed(seed)
@@ -17,10 +30,7 @@ def bert(seed=0):
 
 
 def trainer(model, task, folder, callbacks=(), n=128, data=None, eval_data=None, **options):
-    usual = {"max_steps": 120, "per_device_train_batch_size": 16, "learning_rate": 2e-3, "save_strategy": "no"}
-    usual |= {"lr_scheduler_type": "constant", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
-    usual |= {"logging_strategy": "no", "dataloader_pin_memory": False}
-    arguments = TrainingArguments(str(folder), **{**usual, **options})
+    arguments = TrainingArguments(str(folder), **{**USUAL, **options})
     data = data or Markers(task, n)
     return Trainer(model, arguments, train_dataset=data, eval_dataset=eval_data, callbacks=list(callbacks))
 

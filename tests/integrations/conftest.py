@@ -2,7 +2,7 @@
 
 import pytest
 
-collect_ignore = ["ava.py", "bert.py", "lit.py"]  # these import what may not be installed
+collect_ignore = ["ava.py", "bert.py", "fsdp.py", "lit.py"]  # these import what may not be installed
 
 
 @pytest.fixture(autouse=True)

@@ -62,6 +62,20 @@ class Protecting(Net):
         return optimizer
 
 
+class Sharded(Net):
+    """FSDP2, as Lightning's ModelParallelStrategy asks for it."""
+
+    def configure_model(self):
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        if not isinstance(self.net, FSDPModule):
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
+def sharded():
+    return Sharded()
+
+
 def protecting():
     return Protecting()
 

@@ -1,23 +1,23 @@
-"""Two learnable tasks on tokens: which of four markers is in a sequence; in the second one with other labels."""
+"""Two learnable tasks on tokens: which of four markers is in a sequence; the second one has four labels of its own."""
 
 import torch
 from torch.utils.data import Dataset
 
-CLASSES, LENGTH, TOKENS = 4, 8, 48
+MARKERS, LENGTH, TOKENS = 4, 8, 48
+CLASSES = 2 * MARKERS
 
 
 class Markers(Dataset):
-    """Sequences of noise tokens with one marker of the task's own, labelled by it."""
+    """Sequences of noise tokens with one of four markers, and the task in the first place."""
 
     def __init__(self, task, n=128, seed=0):
         g = torch.Generator().manual_seed(1000 * task + seed)
-        self.labels = torch.randint(0, CLASSES, (n,), generator=g)
+        self.labels = torch.randint(0, MARKERS, (n,), generator=g)
         self.tokens = torch.randint(8, 28, (n, LENGTH), generator=g) + 20 * task
         place = torch.randint(1, LENGTH, (n,), generator=g)
         self.tokens[torch.arange(n), place] = 4 + self.labels
         self.tokens[:, 0] = 1 + task
-        if task == 1:
-            self.labels = (self.labels + 1) % CLASSES
+        self.labels = self.labels + MARKERS * task
 
     def __len__(self):
         return len(self.labels)

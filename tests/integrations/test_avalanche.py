@@ -36,7 +36,7 @@ def learn(kind, plugins):
 
 
 def test_two_lines_keep_the_first_experience_where_the_head_grows():
-    plugin = ava.plugin()
+    plugin = ava.plugin(strength=100.0)
     (_, free), (_, kept) = learn("growing", []), learn("growing", [plugin])
     assert free[1][0] < free[0][0] - 0.2, free
     assert kept[1][0] >= kept[0][0] - 0.03, kept
@@ -63,6 +63,7 @@ def test_numbers_reach_the_loggers():
     steps, values = strategy.evaluator.get_all_metrics()["Protection/displacement"]
     assert len(steps) == len(values) == 2 * ava.EPOCHS * 8 // 4
     assert values[0] == 0 < values[-1]
+    assert found["Protection/forgetting_estimate"] > 0
 
 
 def test_evaluation_during_an_experience_sees_settled_weights():

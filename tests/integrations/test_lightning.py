@@ -1,5 +1,6 @@
 """Lightning's Trainer with `ForgettingCallback`, and Fabric with `protect` itself."""
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -66,11 +67,14 @@ def test_checkpoints_and_validation_see_settled_weights(tmp_path):
 def test_numbers_reach_the_logger(tmp_path):
     from lightning.pytorch.loggers import CSVLogger
 
-    logger = CSVLogger(tmp_path)
-    lit.fit(lit.module(), 0, tmp_path, [lit.callback()], max_steps=4, logger=logger, log_every_n_steps=2)
-    text = (Path(logger.log_dir) / "metrics.csv").read_text()
-    assert "protection/displacement" in text.splitlines()[0]
-    assert len(text.splitlines()) == 3
+    logger, model, callback = CSVLogger(tmp_path), lit.module(), lit.callback()
+    lit.fit(model, 0, tmp_path, [callback], max_steps=1)
+    lit.fit(model, 1, tmp_path, [callback], max_steps=4, logger=logger, log_every_n_steps=2)
+    first, *rows = csv.reader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines())
+    assert "protection/displacement" in first
+    found = [float(row[first.index("protection/forgetting_estimate")]) for row in rows]
+    assert len(found) == 2
+    assert 0 < found[0] < found[1]
 
 
 def test_a_second_callback_goes_on_from_the_path(tmp_path):
@@ -126,7 +130,7 @@ def test_fabric_takes_protect_as_it_is():
     assert moved[0] < 0.3 * moved[1], moved
 
 
-def _ranks(rank, size, folder):
+def _surroundings(rank, size):
     import os
     import warnings
 
@@ -134,6 +138,10 @@ def _ranks(rank, size, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", WORLD_SIZE=str(size), NODE_RANK="0")
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0", LOCAL_WORLD_SIZE=str(size))
     os.environ["TORCHELASTIC_RUN_ID"] = "a test"  # Lightning then leaves starting processes to others
+
+
+def _ranks(rank, size, folder):
+    _surroundings(rank, size)
     model, callback = lit.module(), lit.callback()
     for task in (0, 1):
         lit.fit(model, task, folder, [callback], max_steps=6, devices=size, strategy="ddp")
@@ -144,3 +152,42 @@ def test_two_processes_stay_equal_and_remember_each_example_once(tmp_path):
     (one, examples), (two, _) = together(_ranks, 2, tmp_path, str(tmp_path), limit=120)
     assert one == two
     assert examples == 2 * 128
+
+
+def _sharded(rank, size, folder):
+    """How far the outputs of remembered examples go in a second task, protected and not; and the protection."""
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    _surroundings(rank, size)
+    x, y = lit.data(0, 32).tensors
+    moved = []
+    for protect in (False, True):
+        model = lit.sharded()
+        memory = so.GradientMemory(so.ProductSketch(48))
+        callback = lit.ForgettingCallback(memory=memory, remember=lit.data(0, 32))
+        options = {"devices": size, "strategy": ModelParallelStrategy(size, 1), "max_steps": 6}
+        lit.fit(model, 0, folder, [callback], **options)
+        before = _true_logits(model, x, y)
+        if not protect:
+            callback.protection.detach()
+        options["strategy"] = ModelParallelStrategy(size, 1)
+        lit.fit(model, 1, folder, [callback] if protect else [], **options)
+        moved.append(float((_true_logits(model, x, y) - before).norm()))
+    kinds = {type(p).__name__ for p in callback.protection.parameters.tensors}
+    return moved, list(kinds), callback.protection.metrics()
+
+
+@torch.no_grad()
+def _true_logits(model, x, y):
+    found = model.net(x).gather(1, y[:, None])
+    model.net.reshard()
+    return found
+
+
+def test_fsdp2_is_protected_by_a_sketch_of_gradients(tmp_path):
+    (one, kinds, numbers), (two, _, others) = together(_sharded, 2, tmp_path, str(tmp_path), limit=120)
+    assert one == two
+    assert one[1] < 0.5 * one[0]
+    assert kinds == ["DTensor"]
+    assert numbers == others
+    assert numbers["examples"] == 64

@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 from sketchogd.integrations.transformers import FILE, ForgettingCallback
 
 from ..distributed.processes import together
+from . import fsdp
 from .bert import accuracy, bert, outputs, trainer
 
 ROOT = Path(__file__).parents[2]
@@ -29,13 +30,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 def learn(callbacks, tmp_path):
     model, found = bert(), []
     for task in (0, 1):
-        trainer(model, task, tmp_path, callbacks).train()
+        trainer(model, task, tmp_path, callbacks, max_steps=240, learning_rate=1e-3).train()
         found.append([accuracy(model, 0), accuracy(model, 1)])
     return found
 
 
 def test_two_lines_keep_the_first_task(tmp_path):
-    free, kept = learn([], tmp_path), learn([ForgettingCallback("1MB", strength=200.0)], tmp_path)
+    free, kept = learn([], tmp_path), learn([ForgettingCallback("2MB", strength=200.0)], tmp_path)
     assert free[1][0] < free[0][0] - 0.2
     assert kept[1][0] >= kept[0][0] - 0.03
     assert min(kept[0][0], kept[1][1]) > 0.9
@@ -161,6 +162,22 @@ def test_numbers_are_logged_beside_the_loss_and_through_the_trainer(tmp_path):
     assert all(isinstance(value, (int, float)) for logs in before.logs for value in logs.values())
 
 
+def test_tensorboard_has_the_predicted_forgetting(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    model, callback = bert(), ForgettingCallback("1MB")
+    logging = {"max_steps": 4, "logging_strategy": "steps", "logging_steps": 2, "report_to": "tensorboard"}
+    for task in (0, 1):
+        made = trainer(model, task, tmp_path / str(task), [], **logging)
+        callback.trainer = made
+        made.add_callback(callback)
+        made.train()
+    (file,) = (tmp_path / "1").rglob("events.out.*")
+    found = events.EventAccumulator(str(file)).Reload()
+    (name,) = (tag for tag in found.Tags()["scalars"] if tag.endswith("protection/forgetting_estimate"))
+    assert [event.step for event in found.Scalars(name)] == [2, 4]
+    assert found.Scalars(name)[-1].value > 0
+
+
 class Watch(TrainerCallback):
     """Notes how many steps wait while the model is evaluated, and whether checkpoints have the weights as they are."""
 
@@ -231,3 +248,28 @@ def test_two_processes_stay_equal_and_remember_each_example_once(tmp_path):
     assert examples == 100
     assert moved == 0.0  # just remembered
     assert (tmp_path / "1" / "checkpoint-3" / FILE).exists()
+
+
+def test_fsdp2_shards_the_weights_and_a_sketch_of_gradients_protects_them(tmp_path):
+    (free, kept, sharded, numbers), (*_, others) = together(fsdp.protected, 2, tmp_path, str(tmp_path), limit=150)
+    assert sharded
+    assert 0 < kept < 0.5 * free
+    assert numbers == others
+    assert numbers["steps"] == 48
+    assert numbers["examples"] == 64
+
+
+def test_fsdp2_resumes_from_a_checkpoint_to_the_same_numbers(tmp_path):
+    found = together(fsdp.resumed, 2, tmp_path, str(tmp_path), limit=150)
+    for whole, again, memory, examples in found:
+        assert torch.equal(whole, again)
+        assert torch.equal(whole, found[0][0])
+        assert memory.startswith("GradientMemory")
+        assert examples == 100
+    assert (tmp_path / "1" / "checkpoint-4" / FILE).exists()
+
+
+def test_fsdp2_says_which_memory_it_can_have(tmp_path):
+    for strength, layers in together(fsdp.refused, 2, tmp_path, str(tmp_path), limit=120):
+        assert "split over processes (FSDP2)" in strength
+        assert "so.ProductSketch" in layers
