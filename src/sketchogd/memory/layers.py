@@ -182,10 +182,10 @@ class LayerMemory(Memory):
 
     def divide(self, probe: "LayerMemory") -> None:
         """See `Memory`."""
-        assert self.division is not None
+        assert self.division is not None and isinstance(self.rank, int)
         ranks = self._divided(probe, self.division)
         if ranks is not None:
-            self.rank, self.rest = ranks, self._layout.rank_of_others
+            self.rank, self.rest = {**ranks, "*": self.rank}, self._layout.rank_of_others  # "*": layers to come
             self._bind(self.parameters, self.output)
 
     def _divided(self, probe: "LayerMemory", division: Division) -> dict[str, int] | None:
@@ -366,7 +366,11 @@ class LayerMemory(Memory):
         """See `Memory`."""
         self.require_same_model(other)
         if other.settings() != self.settings() or list(other.factors) != list(self.factors):
-            raise ValueError(f"{other!r} cannot be merged into {self!r}: settings and layers must be equal")
+            divided = isinstance(self.rank, Mapping) and self.rank != other.rank
+            raise ValueError(
+                f"{other!r} cannot be merged into {self!r}: settings and layers must be equal"
+                + (". Budgets divide rows by what each has seen; give both the same rank=" if divided else "")
+            )
         sketches = list(zip(self.sketches(), other.sketches(), strict=True))
         for (_, mine), (_, theirs) in sketches:
             mine.require_mergeable(theirs)

@@ -29,8 +29,8 @@ from .traces import TraceSums, explicit_gradients
 
 Factors = Mapping[str, LayerFactors]
 
-RELATIVE_STRENGTH = 20.0
-"""The usual strength where changes are measured against the spread of the outputs."""
+RELATIVE_STRENGTH = 5.0
+"""The usual strength where changes are measured against the spread of the outputs, and count for every layer."""
 
 SPREADLESS = 1e-12
 """Outputs whose mean square spread is less than this are all the same."""
