@@ -195,6 +195,7 @@ def test_bytes_of_remembering_are_those_of_the_cost_model(found, layout, b):
 
 
 @pytest.mark.parametrize("layout", ["ddp", "flat", "fsdp"])
+@pytest.mark.filterwarnings("ignore:the weights are not those")
 def test_a_file_of_three_processes_is_that_of_one(found, layout):
     net = cases.model()
     protection = so.protect(net, torch.optim.SGD(net.parameters(), lr=0.1), memory=so.ProductSketch(12))

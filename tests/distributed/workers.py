@@ -18,12 +18,15 @@ def projected(protection):
     """The protected parts of the probes; of split parameters put together again."""
     columns = protection.parameters.columns
     parts = []
+    with warnings.catch_warnings():  # a memory may be loaded here beside weights that it does not belong to
+        warnings.filterwarnings("ignore", message="the weights are not those")
+        projector = protection.projector
     for v in cases.probes(protection.parameters.p):
         if not protection.parameters.split:
-            parts.append(protection.projector.protected_part_(v))
+            parts.append(projector.protected_part_(v))
             continue
         mine = torch.cat([v[part.start : part.stop] for part in columns.ranges])
-        mine = protection.projector.protected_part_(mine)
+        mine = projector.protected_part_(mine)
         whole = torch.zeros_like(v)
         for here, there in columns.blocks(columns.d):
             whole[there] = mine[here]
@@ -385,9 +388,7 @@ def _files(rank, size, folder):
             found[f"rank {layout}"] = len(protection.projector.basis)
             again = _stored(layout, size)
             again[2].load(f"{folder}/{layout}.safetensors")
-            with warnings.catch_warnings():  # this model's weights are not those that the memory belongs to
-                warnings.filterwarnings("ignore", message="the weights are not those")
-                found[f"read {layout}"] = projected(again[2])
+            found[f"read {layout}"] = projected(again[2])
         found[f"saved {layout}"] = _outcome(net, optimizer, protection, layout, rank, size)
         if layout not in ANCHORED:
             protection.remember(cases.batches_of(2, rank, size, 12))

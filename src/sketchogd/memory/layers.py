@@ -182,7 +182,8 @@ class LayerMemory(Memory):
 
     def divide(self, probe: "LayerMemory") -> None:
         """See `Memory`."""
-        assert self.division is not None and isinstance(self.rank, int)
+        assert self.division is not None
+        assert isinstance(self.rank, int)
         ranks = self._divided(probe, self.division)
         if ranks is not None:
             self.rank, self.rest = {**ranks, "*": self.rank}, self._layout.rank_of_others  # "*": layers to come
