@@ -46,9 +46,9 @@ def grow(model, classes=5, tokens=13, layer=True):
 
 
 MEMORIES = {
-    "exact": lambda: so.LayerMemory(64, strength=50.0),
-    "sketched": lambda: so.LayerMemory(4, strength=50.0, rest=3),
-    "int8": lambda: so.LayerMemory(64, strength=50.0, anchor_dtype="int8"),
+    "exact": lambda: so.LayerMemory(64, strength=10.0),
+    "sketched": lambda: so.LayerMemory(4, strength=10.0, rest=3),
+    "int8": lambda: so.LayerMemory(64, strength=10.0, anchor_dtype="int8"),
     "hard": lambda: so.LayerMemory(4, rule=so.Project()),
     "gradients": lambda: so.ProductSketch(12),
 }

@@ -194,7 +194,7 @@ class LayerMemory(Memory):
         sides, left = [], division.nbytes - self.cost(self.parameters)
         for (name, found), own in zip(probe.factors.items(), self.factors.values(), strict=True):
             layer = found.layer
-            kept = ("outputs", layer.fan_in) if layer.kind == "embedding" else ("inputs", layer.fan_out)
+            kept = ("outputs", layer.fan_in) if layer.tokens else ("inputs", layer.fan_out)
             mine = dict(own.sketches())
             for part, sketch in found.sketches():
                 copies = division.copies * kept[1] if part == kept[0] else 0
@@ -329,8 +329,7 @@ class LayerMemory(Memory):
         for name, factors in self.factors.items():
             layer, spectra = factors.layer, self.curvature.spectra(factors)
             bias = None if layer.bias is None else index[id(layer.bias)]
-            tokens = layer.kind == "embedding"
-            places[name] = LayerPlace(index[id(layer.weight)], bias, layer.kind in TRANSPOSED, tokens)
+            places[name] = LayerPlace(index[id(layer.weight)], bias, layer.kind in TRANSPOSED, layer.tokens)
             if spectra is not None:
                 layers[name] = self.rule.on_layer(spectra, self.weight)
         others = None if self.others is None else self.others.projector(self.rule, self.weight)

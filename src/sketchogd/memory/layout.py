@@ -76,7 +76,7 @@ class Layout:
         """As many directions of each parameter as its sketch can hold; their numbers are not set."""
         found: dict[int, Span] = {}
         for layer in find_layers(parameters, self.tied):
-            tokens, width = layer.kind == "embedding", layer.width
+            tokens, width = layer.tokens, layer.width
             n = layer.fan_out if tokens else layer.fan_in
             rows = min(self._rank_of(layer.name, "outputs" if tokens else "inputs"), n if tokens else width)
             basis = layer.weight.detach().new_empty(1, 1).expand(rows, n)

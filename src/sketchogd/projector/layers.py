@@ -30,6 +30,7 @@ class LayerSpectra:
         unseen: the mean λa of the input directions outside of V_a.
         unseen_outputs: the mean λδ of the output directions outside of V_δ.
         scale: what products λδ λa are multiplied by, so that their sum is that of the layer's block.
+        tokens: whether inputs are rows of a table or embedding, whose coordinates are those of the outputs.
     """
 
     inputs: Tensor | None
@@ -40,6 +41,7 @@ class LayerSpectra:
     unseen: float = 0.0
     unseen_outputs: float = 0.0
     scale: float = 1.0
+    tokens: bool = False
 
     @cached_property
     def largest(self) -> tuple[float, float]:
@@ -242,7 +244,7 @@ class LayerPlace:
         V = layer.spectra.outputs if self.tokens else layer.spectra.inputs
         if V is None:
             return None
-        return Span(V[:, :n], None if self.bias is None else V[:, n], turned)
+        return Span(V[:, :n], None if self.bias is None or self.tokens else V[:, n], turned)
 
 
 @dataclass(eq=False)

@@ -185,9 +185,9 @@ class Pull(Rule):
         """See `Rule`."""
         everywhere = 0.0 if spectra.output_values is None else self.damping * float(spectra.output_values.max())
         if self.anchor.in_span:
-            spectra = replace(spectra, unseen=0.0)
-            if spectra.inputs is None:  # an embedding, whose displacement is known in the directions of its outputs
-                spectra, everywhere = replace(spectra, unseen_outputs=0.0), 0.0
+            # Nothing is known of the displacement outside of the directions that coordinates are in.
+            spectra = replace(spectra, unseen_outputs=0.0) if spectra.tokens else replace(spectra, unseen=0.0)
+            everywhere = 0.0 if spectra.tokens else everywhere
         return PullingLayer(spectra, self._scaled(weight) * spectra.scale, everywhere)
 
     def settings(self) -> dict[str, Any]:

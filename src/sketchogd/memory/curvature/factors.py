@@ -74,7 +74,8 @@ class LayerFactors:
         if self.outputs is not None and output_values is not None:
             mean *= self.outputs.energy / self.layer.fan_out
             unseen_outputs = _tail(self.outputs.energy, output_values, self.layer.fan_out)
-        return LayerSpectra(V_a, input_values, V_d, output_values, mean, unseen, unseen_outputs)
+        tails = {"unseen": unseen, "unseen_outputs": unseen_outputs}
+        return LayerSpectra(V_a, input_values, V_d, output_values, mean, **tails, tokens=self.layer.tokens)
 
 
 def _tail(energy: float, values: Tensor, d: int) -> float:
