@@ -27,6 +27,7 @@ MEMORIES: dict[str, Callable[[], Any]] = {
     "layers": lambda: so.LayerMemory(4),
     "positions": lambda: so.LayerMemory(4, curvature="positions"),
     "int8": lambda: so.LayerMemory(3, anchor_dtype="int8"),
+    "span": lambda: so.LayerMemory({"*": 3, "out.inputs": 2}, anchor_dtype="span"),
     "ridge": lambda: so.LayerMemory({"*": 4}, ridge=0.1),
     "gpm": lambda: so.LayerMemory(4, ridge=0.0, energy=0.95, outputs=False),
     "frequent-layers": lambda: so.LayerMemory(3, sketch=so.FrequentDirections),
