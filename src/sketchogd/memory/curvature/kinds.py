@@ -29,7 +29,7 @@ from .traces import TraceSums, explicit_gradients
 
 Factors = Mapping[str, LayerFactors]
 
-RELATIVE_STRENGTH = 5.0
+RELATIVE_STRENGTH = 7.0
 """The usual strength where changes are measured against the spread of the outputs, and count for every layer."""
 
 SPREADLESS = 1e-12
