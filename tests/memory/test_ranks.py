@@ -186,3 +186,14 @@ def test_memories_that_were_divided_apart_say_why_they_do_not_merge_and_equal_ra
     other.remember([task(1)])
     found[0].merge(other)
     assert first.examples + 300 == found[0].memory.examples
+
+
+def test_a_layer_that_is_added_after_rows_were_divided_has_the_even_rank() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    protection = so.protect(model, torch.optim.Adam(model.parameters()), budget="60%")
+    even = protection.memory.rank
+    protection.remember([task(0)])
+    model.more = nn.Linear(10, 60)
+    protection.adopt(model, torch.optim.Adam(model.parameters()))
+    assert protection.memory.factors["more"].outputs.rank_limit == min(60, even)

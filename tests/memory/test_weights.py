@@ -104,3 +104,20 @@ def test_memories_of_heads_of_different_sizes_merge_as_if_observed_by_one():
     merged, both = remembered(0), remembered(0, 1)
     merged.merge(remembered(1))
     torch.testing.assert_close(matrix(merged), matrix(both), rtol=1e-6, atol=1e-9)
+
+
+def test_layers_count_as_many_times_as_there_are_and_forgetting_with_the_root_of_that():
+    """The last layer is exact: a displacement of it changes outputs by a share of their spread that is known."""
+    model = network()
+    protection = protected(model, strength=3.0)
+    x = data()
+    protection.remember([x])
+    assert protection.memory.together == 2
+    z = model(x).detach()
+    moved = {name: t.clone() for name, t in model.state_dict().items()}
+    moved["2.weight"] += 0.01 * torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    change = torch.func.functional_call(model, moved, (x,)).detach() - z
+    share = float(change.square().sum() / (z - z.mean(1, keepdim=True)).square().sum())
+    assert protection.forgetting(moved) == pytest.approx((share * 2**0.5) ** 0.5, rel=1e-6)
+    D = protection.parameters.flatten([moved[n] - t for n, t in model.state_dict().items()])
+    assert float(D @ matrix(protection) @ D) == pytest.approx(3.0 * 2 * share, rel=1e-5)

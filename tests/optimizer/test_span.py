@@ -200,3 +200,36 @@ def test_bytes_of_copies() -> None:
 def test_gradient_memories_refuse_it() -> None:
     with pytest.raises(ValueError, match="span"):
         so.GradientMemory(so.ProductSketch(4), rule=so.Pull(2.0, anchor_dtype="span"))
+
+
+def test_directions_that_were_overwritten_and_come_back_leave_the_anchor_where_it_was() -> None:
+    """As after a batch whose commit broke off: the projector is outdated, and computed anew for the same examples."""
+    protection, _ = trained(so.LayerMemory(8, strength=20.0, anchor_dtype="span", rest=64), "adam", 5)
+    before, shapes = protection.forgetting(), shapes_of(protection)
+    protection._outdate()
+    for _, sketch in protection.memory.sketches():
+        sketch.summand()  # the sums stand where the directions were
+    assert protection.forgetting() == pytest.approx(before, rel=1e-2)
+    assert shapes_of(protection) == shapes
+
+
+def shapes_of(protection: so.Protection) -> dict[str, tuple[int, ...]]:
+    return {entry.name: entry.shape for entry in protection.ledger() if entry.name.startswith("reference")}
+
+
+@pytest.mark.parametrize("anchor", ["span", "int8", None])
+def test_a_file_that_is_saved_after_an_observe_has_the_old_pull(anchor: str | None, tmp_path: object) -> None:
+    def memory() -> so.LayerMemory:
+        return so.LayerMemory(16, strength=20.0, anchor_dtype=anchor, rest=64)
+
+    protection, model = trained(memory(), "adam", 5)
+    protection.observe(*batch(1))
+    protection.save(f"{tmp_path}/memory.safetensors")
+    before = protection.forgetting()
+    assert before is not None
+    assert before > 0.01
+    copy = Words()
+    copy.load_state_dict(model.state_dict())
+    other = so.protect(copy, torch.optim.Adam(copy.parameters(), 1e-2), memory=memory(), every=5)
+    other.load(f"{tmp_path}/memory.safetensors")
+    assert other.forgetting() == pytest.approx(before, rel=1e-3)
