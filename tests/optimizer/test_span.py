@@ -205,10 +205,11 @@ def test_gradient_memories_refuse_it() -> None:
 def test_directions_that_were_overwritten_and_come_back_leave_the_anchor_where_it_was() -> None:
     """As after a batch whose commit broke off: the projector is outdated, and computed anew for the same examples."""
     protection, _ = trained(so.LayerMemory(8, strength=20.0, anchor_dtype="span", rest=64), "adam", 5)
-    before, shapes = protection.forgetting(), shapes_of(protection)
+    before, shapes, far = protection.forgetting(), shapes_of(protection), protection._projection.displacement
     protection._outdate()
     for _, sketch in protection.memory.sketches():
         sketch.summand()  # the sums stand where the directions were
+    assert protection._projection.displacement == pytest.approx(far, rel=1e-2)
     assert protection.forgetting() == pytest.approx(before, rel=1e-2)
     assert shapes_of(protection) == shapes
 
