@@ -206,7 +206,7 @@ def of_transformers(name):
 def test_a_budget_of_the_size_of_a_language_model_is_accepted_and_protects(name, most):
     """Conv1D and tied heads are layers; AdamW with every=10 keeps corrections beside the anchor, all in the budget.
 
-    `most` is the change of old logits as a share of the unprotected one: measured .12, .07, .29 and .71. T5, whose
+    `most` is the change of old logits as a share of the unprotected one: measured .17, .13, .29 and .72. T5, whose
     encoder and decoder change outputs together, has .62 at full rank.
     """
 

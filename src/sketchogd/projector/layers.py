@@ -231,14 +231,10 @@ class LayerPlace:
     transposed: bool
     tokens: bool = False
 
-    def matrix_of(self, t: Tensor) -> Tensor:
-        """A weight as a matrix whose columns are the directions of a `Span`."""
-        return t.flatten(1).T if self.transposed and not self.tokens else t.flatten(1)
-
     def span(self, layer: "LayerProjector | None", tensors: Sequence[Tensor]) -> Span | None:
         """The directions in which a layer is pulled: none while nothing is remembered of it."""
-        t = tensors[self.weight]
-        turned, n = self.transposed and not self.tokens, self.matrix_of(t).shape[1]
+        t, turned = tensors[self.weight], self.transposed and not self.tokens
+        n = len(t) if turned else t[0].numel()
         if layer is None:
             return Span(t.detach().new_empty(0, n), None, turned)
         V = layer.spectra.outputs if self.tokens else layer.spectra.inputs

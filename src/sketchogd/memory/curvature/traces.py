@@ -13,8 +13,10 @@ Letters: b examples, T positions of one, w = width, o = fan-out, A (b, T, w) inp
 sketch's test matrix (w or o, k).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -108,26 +110,16 @@ class TraceSums:
     def _add_layer(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
         inputs, outputs = self._sums(layer, examples)
         dtype = self.factors[layer.name].dtype
-        heads = [use.head for use, _, _ in uses]
-        D = _joined(
-            [
-                grouped(input_rows(use, dtype) if use.head else sensitivity_rows(use, d, dtype), order, examples)
-                for use, order, d in uses
-            ]
-        )
+        sides = [_sides(use, delta, dtype) for use, _, delta in uses]
+        D = _joined([grouped(d(), order, examples) for (_, d), (_, order, _) in zip(sides, uses, strict=True)])
         known, (T, o), w = self._layers.get(layer.name), D.shape[1:], layer.width
-        if known is None and not any(heads) and (T == 1 or T * (w + o) < w * o):
+        if known is None and not any(use.head for use, _, _ in uses) and (T == 1 or T * (w + o) < w * o):
             known = Positions.of([(use, order) for use, order, _ in uses], examples, dtype)
             self._layers[layer.name] = known
         if known is not None and known.fits([use for use, _, _ in uses], examples):
             known.add(D, outputs)
             return
-        A = _joined(
-            [
-                grouped(sensitivity_rows(use, d, dtype) if use.head else input_rows(use, dtype), order, examples)
-                for use, order, d in uses
-            ]
-        )
+        A = _joined([grouped(a(), order, examples) for (a, _), (_, order, _) in zip(sides, uses, strict=True)])
         most = max(1, EXPLICIT_BYTES // (A.shape[2] * D.shape[2] * A.element_size()))
         for a, d in zip(A.split(most), D.split(most), strict=True):
             _add_explicit(d.mT @ a, inputs, outputs)
@@ -269,7 +261,7 @@ class Positions:
     def fits(self, uses: Sequence[Use], examples: int) -> bool:
         """Whether a scalar depends on the same uses as the first one."""
         mine = [use for use, _ in self.uses]
-        return examples == self.examples and len(uses) == len(mine) and all(map(_is, uses, mine))
+        return examples == self.examples and len(uses) == len(mine) and all(map(operator.is_, uses, mine))
 
     def add(self, D: Tensor, outputs: Added | None) -> None:
         """A scalar with the sensitivities D (b, T, o)."""
@@ -299,8 +291,10 @@ class Positions:
         inputs.total.addmm_(left.flatten(0, 1).T, A.flatten(0, 1))
 
 
-def _is(a: object, b: object) -> bool:
-    return a is b
+def _sides(use: Use, delta: Tensor, dtype: torch.dtype) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """The rows a and δ of a use; a table as an output layer has them the other way round."""
+    a, d = partial(input_rows, use, dtype), partial(sensitivity_rows, use, delta, dtype)
+    return (d, a) if use.head else (a, d)
 
 
 def _joined(rows: Sequence[Tensor], dim: int = 1) -> Tensor:
