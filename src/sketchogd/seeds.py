@@ -32,8 +32,10 @@ def normal(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: torch.
     return torch.randn(shape, generator=generator, dtype=torch.float32).to(device=device, dtype=dtype)
 
 
-def hash32(x: Tensor, seed: int) -> Tensor:
+def hash32(x: Tensor, seed: int | Tensor) -> Tensor:
     """Hash non-negative int64 numbers to 32 well-mixed bits, returned as int64; the same on every device.
+
+    The seed is one for all numbers, or int64 with one for each.
 
     Two rounds of xor-shift and odd multiplication. A product may wrap around in 64 bits; the mask keeps its low
     32 bits, which are correct in either case.

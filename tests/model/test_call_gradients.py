@@ -243,12 +243,40 @@ def test_gradients_are_those_of_single_examples(name, recwarn):
     assert bool((found != 0).any(0).float().mean() > 0.5)
 
 
-def test_most_calls_are_vectorised_over_examples():
-    for name, ways in {"nn.TransformerEncoder": {"by_vmap"}, "ResNet": {"by_vmap"}, "products": {"by_vmap"}}.items():
-        memory, _, _ = remembered(*made(name))
-        assert {way.__name__ for way in memory.others._calls._ways.values()} == ways
-    memory, _, _ = remembered(*made("class token"))
-    assert {way.__name__ for way in memory.others._calls._ways.values()} == {"by_vmap", "by_masks"}
+def ways(memory):
+    return {way.__name__ for way in memory.others._calls._ways.values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *((name, {"by_scaling"}) for name in [*FAMILIES, "nn.TransformerEncoder", "folded"]),
+        ("ResNet", {"by_scaling_channels"}),
+        ("products", {"by_vmap", "by_scaling"}),
+        ("class token", {"by_scaling", "by_masks"}),
+    ],
+)
+def test_norms_need_no_pass_per_example_and_most_calls_are_vectorised(name, expected):
+    memory, _, _ = remembered(*made(name))
+    assert ways(memory) == expected
+
+
+@pytest.mark.parametrize("function", [torch.abs, torch.square, F.relu, torch.sin], ids=lambda f: f.__name__)
+def test_what_is_no_scaling_is_not_taken_for_one(function):
+    """The weight is positive, where |w| is w; it need not stay so."""
+    torch.manual_seed(0)
+
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6))
+
+        def forward(self, x):
+            return x * function(self.weight)
+
+    model = nn.Sequential(nn.Linear(5, 6), Scale(), nn.Linear(6, 3)).double()
+    memory, _, _ = remembered(model, features(4))
+    assert ways(memory) == {"by_vmap"}
 
 
 def test_sequences_of_other_lengths_and_batches_of_one_need_no_new_look(monkeypatch):

@@ -2,11 +2,12 @@
 
 A backward pass of the batch gives δ, the gradient of Σ_e s_e (s_e the scalar of example e) with respect to the results
 of every recorded call (`watching`). The gradient of s_e is then that of Σ δ_e · results over the entries of example e,
-which needs the call alone. There are three ways to it: *vmap* runs the call for all examples at once, *each* for one
-after the other, *masked* for the whole batch with the δ of one example. The last is always right, and slow; the others
-are taken for a call if they agree with it on two examples.
+which needs the call alone. There are five ways to it: two are for parameters that scale or shift entries, as those
+of norms do; *vmap* runs the call for all examples at once, *each* for one after the other, *masked* for the whole batch
+with the δ of one example. The last is always right, and slow; the others are taken for a call if they agree with it on
+two examples.
 
-Letters: b examples, n some of them, p parameters.
+Letters: b examples, n some of them, p parameters, θ one of these.
 """
 
 import warnings
@@ -29,6 +30,11 @@ class Place:
     dim: int
     examples: int
     folded: bool = False
+
+    @property
+    def first(self) -> int:
+        """The dimension that examples are in."""
+        return 0 if self.folded else self.dim
 
     def apart(self, t: Tensor) -> Tensor:
         """The tensor with the examples as a first dimension of their own."""
@@ -81,6 +87,48 @@ class Sensitive:
 
 Way = Callable[[Sensitive, Sequence[Tensor], Sequence[int]], list[Tensor]]
 """(call, all parameters, examples) → the gradients (n, …) with respect to the parameters that the call was given."""
+
+
+def by_scaling(own: Sensitive, tensors: Sequence[Tensor], rows: Sequence[int]) -> list[Tensor]:
+    """See `Way`: for results r(0) + Σ_θ J_θ ∘ θ with θ broadcast to them, as the weights of a LayerNorm are."""
+    return _by_scaling(own, tensors, rows, lambda shape, n: [*[1] * (n - len(shape)), *shape])
+
+
+def by_scaling_channels(own: Sensitive, tensors: Sequence[Tensor], rows: Sequence[int]) -> list[Tensor]:
+    """See `by_scaling`; θ is broadcast to the second dimension, as in BatchNorm."""
+    return _by_scaling(own, tensors, rows, lambda shape, n: [1, *shape, *[1] * (n - 2)])
+
+
+def _by_scaling(
+    own: Sensitive,
+    tensors: Sequence[Tensor],
+    rows: Sequence[int],
+    broadcast: Callable[[Sequence[int], int], list[int]],
+) -> list[Tensor]:
+    """One call for zeros in place of all θ, and one for each θ with signs ±1 in its place.
+
+    The signs, and not ones, find out |θ|, whose J changes where θ does its sign.
+    """
+    indices, inputs = own.call.indices, {id(t): t for t in own.call.of_batch}
+    zeros = {i: torch.zeros_like(tensors[i]) for i in indices}
+    before = _run(own, tensors, zeros, inputs)
+    found = []
+    for i in indices:
+        signs = torch.ones(tensors[i].shape, dtype=tensors[i].dtype, device=tensors[i].device)
+        signs.view(-1)[::2] = -1.0
+        after = _run(own, tensors, {**zeros, i: signs}, inputs)
+        sums = torch.zeros(len(rows), *signs.shape, dtype=signs.dtype, device=signs.device)
+        for at, delta in own.deltas.items():
+            place, shape = own.places[at], broadcast(signs.shape, delta.ndim)
+            if len(shape) != delta.ndim or shape[place.first] != 1:
+                raise ValueError("this parameter is not broadcast over examples")
+            product = delta * (after[at] - before[at]) * signs.view(shape)
+            summed = [k for k, size in enumerate(shape) if size == 1 and k != place.first]
+            product = product.sum(summed, keepdim=True) if summed else product
+            apart = place.apart(product)[torch.as_tensor(rows, device=signs.device)]
+            sums += apart.sum(1).view(sums.shape) if place.folded else apart.reshape(sums.shape)
+        found.append(sums)
+    return found
 
 
 def by_vmap(own: Sensitive, tensors: Sequence[Tensor], rows: Sequence[int]) -> list[Tensor]:
@@ -156,7 +204,7 @@ def _backward(
     return found
 
 
-_FASTER: tuple[Way, ...] = (by_vmap, by_each)
+_FASTER: tuple[Way, ...] = (by_scaling, by_scaling_channels, by_vmap, by_each)
 
 _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError)
 """What a function raises that cannot be vectorised, or that was given examples of another form than it knows."""

@@ -7,7 +7,7 @@ paper's accounting. `Identity` is used where k = d.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -220,6 +220,32 @@ class Identity(TestMatrix):
     def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See `TestMatrix`."""
         return torch.eye(self.d, dtype=dtype, device=device)
+
+
+def dense_matrices(matrices: Sequence[TestMatrix], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Return `dense` of many matrices; sparse signs of all are hashed together, in a few kernels."""
+    found = {i: omega.dense(dtype, device) for i, omega in enumerate(matrices) if not isinstance(omega, SparseSign)}
+    signs = {i: omega for i, omega in enumerate(matrices) if isinstance(omega, SparseSign)}
+    for zeta in {omega.zeta for omega in signs.values()}:
+        own = {i: omega for i, omega in signs.items() if omega.zeta == zeta}
+        found |= zip(own, _dense_signs(list(own.values()), zeta, dtype, device), strict=True)
+    return [found[i] for i in range(len(matrices))]
+
+
+def _dense_signs(matrices: list[SparseSign], zeta: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    d, k = (torch.tensor([getattr(omega, size) for omega in matrices]) for size in ("d", "k"))
+    starts, sizes = d.cumsum(0) - d, d * k
+    which = torch.arange(len(matrices)).repeat_interleave(d)
+    coordinate = torch.arange(int(d.sum())) - starts[which]
+    row = (sizes.cumsum(0) - sizes)[which] + coordinate * k[which]
+    coordinate, row, columns, which = (t.to(device) for t in (coordinate, row, k[which], which))
+    out = torch.zeros(int(sizes.sum()), dtype=dtype, device=device)
+    for j in range(zeta):
+        seeds = torch.tensor([derive_seed(omega.seed, "column", j) for omega in matrices]).to(device)
+        h = hash32(coordinate, seeds[which])
+        out.scatter_add_(0, row + ((h >> 1) * columns >> 31), ((h & 1) * 2 - 1).to(dtype))
+    pieces = out.mul_(zeta**-0.5).split(sizes.tolist())
+    return [piece.view(omega.d, omega.k) for piece, omega in zip(pieces, matrices, strict=True)]
 
 
 def named_test_matrix(choice: str | TestMatrix) -> TestMatrix:

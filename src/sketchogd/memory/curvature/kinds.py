@@ -32,6 +32,9 @@ Factors = Mapping[str, LayerFactors]
 RELATIVE_STRENGTH = 7.0
 """The usual strength where changes are measured against the spread of the outputs, and count for every layer."""
 
+GATHERED_BYTES = 256 << 20
+"""Sensitivities of several scalars that are kept to be added together, which takes fewer and larger kernels."""
+
 SPREADLESS = 1e-12
 """Outputs whose mean square spread is less than this are all the same."""
 
@@ -152,8 +155,8 @@ class PartialTraces(Curvature):
         if all(Product.possible(sketch) for each in factors.values() for _, sketch in each.sketches()):
             sums = TraceSums(factors, reading.uses, orders, b)
             with torch.no_grad(), torch.autocast(_device(reading), enabled=False):
-                for deltas in _deltas(reading, scale, signed):
-                    sums.add(deltas)
+                for passes in _gathered(_deltas(reading, scale, signed)):
+                    sums.add(passes)
             if sums.hold():
                 return sums.commit
             reading = reading.again()
@@ -179,6 +182,18 @@ class PartialTraces(Curvature):
 def _deltas(reading: Reading, scale: float, signed: bool = False) -> Iterator[Sequence[Tensor]]:
     for deltas in reading.deltas(signed):
         yield deltas if scale == 1.0 else [delta if delta is None else delta * scale for delta in deltas]
+
+
+def _gathered(passes: Iterator[Sequence[Tensor]]) -> Iterator[list[Sequence[Tensor]]]:
+    """As many passes at a time as GATHERED_BYTES hold."""
+    found: list[Sequence[Tensor]] = []
+    for deltas in passes:
+        found.append(deltas)
+        if (len(found) + 1) * sum(delta.nbytes for delta in deltas if delta is not None) > GATHERED_BYTES:
+            yield found
+            found = []
+    if found:
+        yield found
 
 
 def _device(reading: Reading) -> str:

@@ -14,15 +14,15 @@ sketch's test matrix (w or o, k).
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...model.layers import MIXED, Layer, Use, grouped, input_rows, sensitivity_rows
-from ...sketch import ProductSketch, SecondMoment, Sketch
+from ...sketch import ProductSketch, SecondMoment
+from ...sketch.testmatrix import dense_matrices
 from .factors import LayerFactors
 
 EXPLICIT_BYTES = 64 << 20
@@ -34,35 +34,56 @@ SMALLEST, LARGEST = 1e-25, 1e30
 
 @dataclass
 class Added:
-    """What a batch adds to one sketch: Ωᵀ M (k, d), how many gradients it is of, and their energy Σ ‖G‖²."""
+    """What a batch adds to one sketch: Ωᵀ M (k, d), how many gradients it is of, and their energy Σ ‖G‖².
+
+    Args:
+        sketch: which is not changed.
+        total: Ωᵀ M.
+        energy: a number in double precision.
+        omega: Ω (d, k); None for the identity of an exact moment.
+    """
 
     sketch: ProductSketch | SecondMoment
     total: Tensor
+    energy: Tensor
+    omega: Tensor | None
     count: int = 0
-    energy: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    _dense: Tensor | None = None
-
-    @staticmethod
-    def to(sketch: ProductSketch | SecondMoment) -> "Added":
-        """Nothing yet."""
-        total = torch.zeros(sketch.rank_limit or 0, sketch.d, dtype=sketch.dtype, device=sketch.device)
-        return Added(sketch, total, energy=torch.zeros((), dtype=torch.float64, device=sketch.device))
-
-    @property
-    def omega(self) -> Tensor | None:
-        """Ω (d, k); None for the identity of an exact moment."""
-        if isinstance(self.sketch, SecondMoment):
-            return None
-        if self._dense is None:
-            cpu = torch.device("cpu")  # it makes these few hashes before a GPU has launched all the kernels for them
-            self._dense = self.sketch.omega.dense(self.total.dtype, cpu).to(self.total.device)
-        return self._dense
 
     def add(self, left: Tensor, right: Tensor) -> None:
         """Add Ωᵀ Σ leftᵀ right over all leading dimensions, for rows left, right (…, d)."""
-        omega = self.omega
-        left = left if omega is None else left @ omega
+        self.add_product(left if self.omega is None else left @ self.omega, right)
+
+    def add_product(self, left: Tensor, right: Tensor) -> None:
+        """The same for rows left (…, k) that were multiplied by Ω."""
         self.total.addmm_(left.flatten(0, -2).T, right.flatten(0, -2))
+
+
+def nothing_yet(sketches: Mapping[tuple[str, str], ProductSketch | SecondMoment]) -> dict[tuple[str, str], Added]:
+    """Zeros for every sketch, in a few allocations for all of them."""
+    if not sketches:
+        return {}
+    device = next(iter(sketches.values())).device
+    energies = torch.zeros(len(sketches), dtype=torch.float64, device=device)
+    omegas: dict[tuple[str, str], Tensor] = {}
+    totals: dict[tuple[str, str], Tensor] = {}
+    for dtype in {sketch.dtype for sketch in sketches.values()}:
+        own = {key: sketch for key, sketch in sketches.items() if sketch.dtype == dtype}
+        sizes = [(sketch.rank_limit or 0, sketch.d) for sketch in own.values()]
+        pieces = torch.zeros(sum(k * d for k, d in sizes), dtype=dtype, device=device).split([k * d for k, d in sizes])
+        totals |= {key: piece.view(size) for key, piece, size in zip(own, pieces, sizes, strict=True)}
+        drawn = {key: sketch.omega for key, sketch in own.items() if isinstance(sketch, ProductSketch)}
+        omegas |= zip(drawn, dense_matrices(list(drawn.values()), dtype, device), strict=True)
+    return {
+        key: Added(sketch, totals[key], energy, omegas.get(key))
+        for (key, sketch), energy in zip(sketches.items(), energies, strict=True)
+    }
+
+
+Passes = Sequence[Sequence[Tensor | None]]
+"""For some scalars, one after the other: their gradients with respect to the output of every use, None for zero."""
+
+Used = tuple[Use, str, Sequence[Tensor]]
+"""A use, the order of its positions, and the gradients of all scalars with respect to its output."""
 
 
 class TraceSums:
@@ -80,49 +101,68 @@ class TraceSums:
         self.uses = uses
         self.orders = orders
         self.b = b
-        self.added: dict[tuple[str, str], Added] = {}
+        used = {use.layer.name for use in uses}
+        sketches = {(name, part): s for name in factors if name in used for part, s in factors[name].sketches()}
+        self.added = nothing_yet(sketches)  # type: ignore[arg-type]
         self.tokens: dict[str, Tensor] = {}
         self._layers: dict[str, Positions] = {}
         self._read: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def add(self, deltas: Sequence[Tensor | None]) -> None:
-        """Add one scalar per example: the gradients of Σ_e ± scalar_e with respect to the output of every use."""
-        for layer, mine, examples in _by_layer(self.uses, self.orders, deltas, self.b):
-            if any(use.head for use, _, _ in mine) and layer.kind == "embedding":
-                self._add_tied(layer, mine, examples)
-            elif layer.kind == "embedding":
-                self._add_embedding(layer, mine, examples)
-            elif any(use.options.get("groups", 1) > 1 for use, _, _ in mine):
-                self._add_grouped(layer, mine, examples)
-            else:
-                self._add_layer(layer, mine, examples)
+    def add(self, passes: Passes) -> None:
+        """Add scalars: of each the gradients of Σ_e ± scalar_e with respect to the output of every use.
 
-    def _sums(self, layer: Layer, examples: int) -> tuple[Added | None, Added | None]:
-        """What is added to both factors of a layer, counted."""
-        factors = self.factors[layer.name]
-        inputs = self._added(layer.name, "inputs", factors.inputs)
-        outputs = self._added(layer.name, "outputs", factors.outputs)
+        Scalars that are added together are multiplied together, in as many kernels as one.
+        """
+        alike: dict[tuple[bool, ...], list[Sequence[Tensor | None]]] = {}
+        for deltas in passes:
+            alike.setdefault(tuple(delta is None for delta in deltas), []).append(deltas)
+        for some in alike.values():
+            for layer, mine, examples in _by_layer(self.uses, self.orders, some, self.b):
+                self._add_one(layer, mine, examples)
+
+    def _add_one(self, layer: Layer, uses: Sequence[Used], examples: int) -> None:
+        heads = [use.head for use, _, _ in uses]
+        if any(heads):  # its sensitivities and inputs are the other way round, so that each scalar has inputs of its own
+            for each in zip(*(deltas for _, _, deltas in uses), strict=True):
+                own = [(use, order, [delta]) for (use, order, _), delta in zip(uses, each, strict=True)]
+                (self._add_tied if layer.kind == "embedding" else self._add_layer)(layer, own, examples)
+        elif layer.kind == "embedding":
+            self._add_embedding(layer, uses, examples)
+        elif any(use.options.get("groups", 1) > 1 for use, _, _ in uses):
+            self._add_grouped(layer, uses, examples)
+        else:
+            self._add_layer(layer, uses, examples)
+
+    def _sums(self, layer: Layer, gradients: int) -> tuple[Added | None, Added | None]:
+        """What is added to both factors of a layer, with so many gradients more."""
+        inputs, outputs = (self.added.get((layer.name, part)) for part in ("inputs", "outputs"))
         for added in (inputs, outputs):
             if added is not None:
-                added.count += examples
+                added.count += gradients
         return inputs, outputs
 
-    def _add_layer(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
-        inputs, outputs = self._sums(layer, examples)
+    def _add_layer(self, layer: Layer, uses: Sequence[Used], examples: int) -> None:
+        scalars = len(uses[0][2])
+        inputs, outputs = self._sums(layer, examples * scalars)
         dtype = self.factors[layer.name].dtype
-        sides = [_sides(use, delta, dtype) for use, _, delta in uses]
-        D = _joined([grouped(d(), order, examples) for (_, d), (_, order, _) in zip(sides, uses, strict=True)])
-        known, (T, o), w = self._layers.get(layer.name), D.shape[1:], layer.width
-        if known is None and not any(use.head for use, _, _ in uses) and (T == 1 or T * (w + o) < w * o):
-            known = Positions.of([(use, order) for use, order, _ in uses], examples, dtype)
-            self._layers[layer.name] = known
-        if known is not None and known.fits([use for use, _, _ in uses], examples):
+        D = _joined([_stacked(use, deltas, order, examples, dtype) for use, order, deltas in uses])
+        known = None if any(use.head for use, _, _ in uses) else self._known(layer, uses, examples, D)
+        if known is not None:
             known.add(D, outputs)
             return
-        A = _joined([grouped(a(), order, examples) for (a, _), (_, order, _) in zip(sides, uses, strict=True)])
-        most = max(1, EXPLICIT_BYTES // (A.shape[2] * D.shape[2] * A.element_size()))
-        for a, d in zip(A.split(most), D.split(most), strict=True):
-            _add_explicit(d.mT @ a, inputs, outputs)
+        A = _joined([_inputs(use, deltas, order, examples, dtype) for use, order, deltas in uses])
+        most = max(1, EXPLICIT_BYTES // (A.shape[2] * D[0, 0].nbytes or 1))
+        for a, d in zip(A.split(most), D.flatten(2).split(most), strict=True):
+            _add_explicit((d.mT @ a).view(len(a) * scalars, -1, A.shape[2]), inputs, outputs)
+
+    def _known(self, layer: Layer, uses: Sequence[Used], examples: int, D: Tensor) -> "Positions | None":
+        """What is kept of a layer whose gradients need not be written down."""
+        T, o, w = D.shape[1], D.shape[3], layer.width
+        known = self._layers.get(layer.name)
+        if known is None and (T == 1 or T * (w + o) < w * o):
+            known = Positions.of([(use, order) for use, order, _ in uses], examples, self.factors[layer.name].dtype)
+            self._layers[layer.name] = known
+        return known if known is not None and known.fits([use for use, _, _ in uses], examples) else None
 
     def _finish(self) -> None:
         """Add to the input factors what all scalars together add to them."""
@@ -130,46 +170,49 @@ class TraceSums:
             known.finish(self.factors[name].dtype, self.added.get((name, "inputs")), self.added.get((name, "outputs")))
         self._layers = {}
 
-    def _add_grouped(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
+    def _add_grouped(self, layer: Layer, uses: Sequence[Used], examples: int) -> None:
         """A convolution in groups of channels: each has rows of G of its own."""
-        inputs, outputs = self._sums(layer, examples)
+        scalars = len(uses[0][2])
+        inputs, outputs = self._sums(layer, examples * scalars)
         dtype = self.factors[layer.name].dtype
         A, D = [], []
-        for use, _, delta in uses:
+        for use, order, deltas in uses:
             g = use.options["groups"]
             a = input_rows(use, dtype).view(examples, -1, g, layer.width)
             A.append(a)
-            D.append(sensitivity_rows(use, delta, dtype).view(examples, a.shape[1], g, -1))
+            d = _stacked(use, deltas, order, examples, dtype)  # (b, T, scalars, g · rows)
+            D.append(d.unflatten(3, (g, -1)).transpose(2, 3).flatten(3))
         a, d = (torch.cat(parts, 1).transpose(1, 2) for parts in (A, D))
-        _add_explicit((d.mT @ a).flatten(1, 2), inputs, outputs)
+        G = (d.mT @ a).unflatten(2, (scalars, -1)).transpose(1, 2)  # (b, scalars, g, rows, w)
+        _add_explicit(G.flatten(2, 3).flatten(0, 1), inputs, outputs)
 
-    def _add_embedding(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
-        factors, V = self.factors[layer.name], layer.fan_in
+    def _add_embedding(self, layer: Layer, uses: Sequence[Used], examples: int) -> None:
+        factors, V, scalars = self.factors[layer.name], layer.fan_in, len(uses[0][2])
         assert factors.counts is not None
         rows = []
-        for use, order, delta in uses:
-            own = grouped(delta.reshape(-1, delta.shape[-1]), order, examples).flatten(0, 1)
+        for use, order, deltas in uses:
+            own = _stacked(use, deltas, order, examples, factors.dtype).flatten(0, 1)
             if use.options["padding"] is not None:  # the row of this token gets no gradient
                 tokens = grouped(use.input.reshape(-1, 1), order, examples)[..., 0]
-                own = own.masked_fill((tokens.flatten() == use.options["padding"])[:, None], 0.0)
+                own = own.masked_fill((tokens.flatten() == use.options["padding"])[:, None, None], 0.0)
             rows.append(own)
-        D = _joined(rows, 0).to(factors.dtype)
+        D = _joined(rows, 0)
         if layer.name not in self._read:
             each = [grouped(use.input.reshape(-1, 1), order, examples)[..., 0] for use, order, _ in uses]
             numbers = V * torch.arange(examples, device=each[0].device)[:, None]
             self._read[layer.name] = torch.cat([(t + numbers).flatten() for t in each]).unique(return_inverse=True)
         unique, inverse = self._read[layer.name]
-        S = D.new_zeros(len(unique), layer.fan_out).index_add_(0, inverse, D)
-        energy = S.double().square().sum(1)
+        S = D.new_zeros(len(unique), *D.shape[1:]).index_add_(0, inverse, D)
+        energy = S.double().square().sum((1, 2))
         total = self.tokens.setdefault(layer.name, torch.zeros_like(factors.counts))
         total.index_add_(0, unique % V, energy.to(total.device))
-        _, outputs = self._sums(layer, examples)
+        _, outputs = self._sums(layer, examples * scalars)
         if outputs is not None:
             outputs.add(S, S)
             outputs.energy += energy.sum()
 
-    def _add_tied(self, layer: Layer, uses: Sequence[tuple[Use, str, Tensor]], examples: int) -> None:
-        """An embedding that is an output layer too: G (tokens, fan-out) = Σ_t δ_t h_tᵀ + the rows of the tokens read.
+    def _add_tied(self, layer: Layer, uses: Sequence[Used], examples: int) -> None:
+        """One scalar of an embedding that is an output layer too: G (tokens, fan-out) = Σ_t δ_t h_tᵀ + the rows of the tokens read.
 
         With both as G = Lᵀ R for rows L (r, tokens) and R (r, fan-out), Gᵀ G = Rᵀ (L Lᵀ) R and the square norms of the
         rows of G are those of the columns of L in the metric R Rᵀ. Where r is large, G is written down in pieces.
@@ -185,14 +228,6 @@ class TraceSums:
                 squares = _add_tied_piece(piece, R, outputs, 2 * len(L) < layer.fan_out)
                 total[start : start + len(squares)] += squares.to(total.device)
 
-    def _added(self, name: str, part: str, sketch: Sketch | None) -> Added | None:
-        if sketch is None:
-            return None
-        assert isinstance(sketch, ProductSketch | SecondMoment)
-        if (name, part) not in self.added:
-            self.added[name, part] = Added.to(sketch)
-        return self.added[name, part]
-
     def hold(self) -> bool:
         """Whether everything is finite and of a size that float32 held; all numbers are read at once."""
         self._finish()
@@ -200,15 +235,16 @@ class TraceSums:
         if not found:
             return all(bool(total.isfinite().all()) for total in self.tokens.values())
         energies = torch.stack([added.energy for added in found])
-        largest = torch.stack([added.total.abs().max() for added in found]).double()
+        largest = torch.stack(torch._foreach_norm([added.total for added in found], float("inf"))).double()
         zero = energies == 0
         return bool((zero | ((energies > SMALLEST) & (energies < LARGEST) & (largest < LARGEST))).all())
 
     def commit(self) -> None:
         """Add all of it to the sketches and counts."""
-        for added in self.added.values():
-            if added.count:
-                added.sketch.add_product(added.total, added.count, float(added.energy))
+        found = [added for added in self.added.values() if added.count]
+        energies = torch.stack([added.energy for added in found]).tolist() if found else []
+        for added, energy in zip(found, energies, strict=True):
+            added.sketch.add_product(added.total, added.count, energy)
         for name, total in self.tokens.items():
             counts = self.factors[name].counts
             assert counts is not None
@@ -216,13 +252,13 @@ class TraceSums:
 
 
 def _by_layer(
-    uses: Sequence[Use], orders: Sequence[str], deltas: Sequence[Tensor | None], b: int
-) -> Iterator[tuple[Layer, list[tuple[Use, str, Tensor]], int]]:
+    uses: Sequence[Use], orders: Sequence[str], passes: Passes, b: int
+) -> Iterator[tuple[Layer, list[Used], int]]:
     """Each layer with all its uses, and how many examples are told apart: b, or 1 where they are mixed."""
-    layers: dict[Layer, list[tuple[Use, str, Tensor]]] = {}
-    for use, order, delta in zip(uses, orders, deltas, strict=True):
-        if delta is not None:
-            layers.setdefault(use.layer, []).append((use, order, delta))
+    layers: dict[Layer, list[Used]] = {}
+    for use, order, deltas in zip(uses, orders, zip(*passes, strict=True), strict=True):
+        if deltas[0] is not None:
+            layers.setdefault(use.layer, []).append((use, order, deltas))
     for layer, mine in layers.items():
         yield layer, mine, 1 if any(order == MIXED for _, order, _ in mine) else b
 
@@ -264,16 +300,18 @@ class Positions:
         return examples == self.examples and len(uses) == len(mine) and all(map(operator.is_, uses, mine))
 
     def add(self, D: Tensor, outputs: Added | None) -> None:
-        """A scalar with the sensitivities D (b, T, o)."""
+        """Scalars with the sensitivities D (b, T, scalars, o)."""
+        flat = D.flatten(2)
         if D.shape[1] == 1:
-            self.K_d += D.square().sum(2, keepdim=True)
+            self.K_d += flat.square().sum(2, keepdim=True)
             if outputs is not None:
-                outputs.add(D * self.K_a, D)
+                left = D if outputs.omega is None else D @ outputs.omega
+                outputs.add_product(left * self.K_a[..., None], D)
             return
-        self.K_d.baddbmm_(D, D.mT)
+        self.K_d.baddbmm_(flat, flat.mT)
         if outputs is not None:
-            left = self.K_a @ (D if outputs.omega is None else D @ outputs.omega)
-            outputs.total.addmm_(left.flatten(0, 1).T, D.flatten(0, 1))
+            left = D if outputs.omega is None else D @ outputs.omega
+            outputs.add_product((self.K_a @ left.flatten(2)).view(left.shape), D)
 
     def finish(self, dtype: torch.dtype, inputs: Added | None, outputs: Added | None) -> None:
         """What all scalars together add to the input factor, and their energy."""
@@ -287,14 +325,25 @@ class Positions:
         if A.shape[1] == 1:
             inputs.add(A * self.K_d, A)
             return
-        left = self.K_d @ (A if inputs.omega is None else A @ inputs.omega)
-        inputs.total.addmm_(left.flatten(0, 1).T, A.flatten(0, 1))
+        inputs.add_product(self.K_d @ (A if inputs.omega is None else A @ inputs.omega), A)
 
 
-def _sides(use: Use, delta: Tensor, dtype: torch.dtype) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """The rows a and δ of a use; a table as an output layer has them the other way round."""
-    a, d = partial(input_rows, use, dtype), partial(sensitivity_rows, use, delta, dtype)
-    return (d, a) if use.head else (a, d)
+def _stacked(use: Use, deltas: Sequence[Tensor], order: str, examples: int, dtype: torch.dtype) -> Tensor:
+    """The sensitivities of some scalars, (examples, positions, scalars, fan-out).
+
+    Where a table is an output layer, with one scalar: its inputs, which stand where sensitivities do elsewhere.
+    """
+    if use.head:
+        return grouped(input_rows(use, dtype), order, examples).unsqueeze(2)
+    rows = [sensitivity_rows(use, delta, dtype) for delta in deltas]
+    together = rows[0] if len(rows) == 1 else torch.stack(rows, 1).flatten(1)
+    return grouped(together, order, examples).unflatten(2, (len(rows), -1))
+
+
+def _inputs(use: Use, deltas: Sequence[Tensor], order: str, examples: int, dtype: torch.dtype) -> Tensor:
+    """The inputs (examples, positions, width) of a use; where a table is an output layer, its sensitivities."""
+    rows = sensitivity_rows(use, deltas[0], dtype) if use.head else input_rows(use, dtype)
+    return grouped(rows, order, examples)
 
 
 def _joined(rows: Sequence[Tensor], dim: int = 1) -> Tensor:
@@ -302,10 +351,10 @@ def _joined(rows: Sequence[Tensor], dim: int = 1) -> Tensor:
 
 
 def _tied_rows(
-    uses: Sequence[tuple[Use, str, Tensor]], e: int, examples: int, dtype: torch.dtype
+    uses: Sequence[Used], e: int, examples: int, dtype: torch.dtype
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """(L, R) of every use of a tied weight for one example, see `TraceSums`."""
-    for use, order, delta in uses:
+    for use, order, (delta,) in uses:
         if use.head:
             rows = grouped(sensitivity_rows(use, delta, dtype), order, examples)[e]
             yield rows, grouped(input_rows(use, dtype), order, examples)[e]
@@ -337,7 +386,7 @@ def _add_tied_piece(L: Tensor, R: Tensor, outputs: Added | None, grams: bool) ->
     else:
         if outputs is not None:
             left = (L @ L.T) @ (R if outputs.omega is None else R @ outputs.omega)
-            outputs.total.addmm_(left.T, R)
+            outputs.add_product(left, R)
         squares = (L * (R @ R.T @ L)).sum(0).double().clamp_min(0.0)
     if outputs is not None:
         outputs.energy += squares.sum()
@@ -360,9 +409,9 @@ def explicit_gradients(
 
     Of an embedding w is the number of tokens.
     """
-    for layer, mine, examples in _by_layer(uses, orders, deltas, b):
+    for layer, mine, examples in _by_layer(uses, orders, [deltas], b):
         G: Tensor | None = None
-        for use, order, delta in mine:
+        for use, order, (delta,) in mine:
             g = use.options.get("groups", 1)
             if use.head:
                 a, delta = sensitivity_rows(use, delta, delta.dtype), input_rows(use, delta.dtype)
