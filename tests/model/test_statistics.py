@@ -78,6 +78,13 @@ def rows(protection):
 # ---------------------------------------------------------------- one layer
 
 
+@pytest.fixture(params=["own gradient", "compiled"])
+def compiling(request, monkeypatch):
+    """Both forms of the hand-over: with a gradient of its own, and the formula that torch.compile sees."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: request.param == "compiled")
+
+
+@pytest.mark.usefixtures("compiling")
 @pytest.mark.parametrize("name", NORMS)
 def test_the_hand_over_goes_from_the_batch_to_what_is_held(name):
     """At 0 values and gradients are those of the layer in training; at 1 values are those in evaluation."""
@@ -103,6 +110,7 @@ def test_the_hand_over_goes_from_the_batch_to_what_is_held(name):
     assert torch.equal(handed_over(module, x, None, 0.3), x)
 
 
+@pytest.mark.usefixtures("compiling")
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("share", [None, 0.6])
 def test_the_gradient_passes_through_the_batch_in_part(name, share):

@@ -7,7 +7,7 @@
 * `ratios`: one measurement beside its target
 * `turns`, `peak`: how time and memory are measured
 * `limits`, `literal`: what the library is compared with
-* `gradients`, `layers`, `training`, `scale`: the measurements
+* `gradients`, `layers`, `networks`, `training`, `scale`: the measurements
 """
 
 import importlib
@@ -24,7 +24,7 @@ from sketchogd import __version__
 from sketchogd.lab.speed.gradients import GROUPS, Setting
 from sketchogd.lab.speed.ratios import Ratio
 
-MODULES = ("scale", "layers", "training")
+MODULES = ("scale", "layers", "networks", "training")
 """Modules with a function `measure(device, quick) -> list[Ratio]`; each is a group of its name."""
 
 TARGETS = {"basis": "cpu", "layers": "cpu", "scale": "cuda"}

@@ -122,7 +122,9 @@ class TraceSums:
 
     def _add_one(self, layer: Layer, uses: Sequence[Used], examples: int) -> None:
         heads = [use.head for use, _, _ in uses]
-        if any(heads):  # its sensitivities and inputs are the other way round, so that each scalar has inputs of its own
+        if any(
+            heads
+        ):  # its sensitivities and inputs are the other way round, so that each scalar has inputs of its own
             for each in zip(*(deltas for _, _, deltas in uses), strict=True):
                 own = [(use, order, [delta]) for (use, order, _), delta in zip(uses, each, strict=True)]
                 (self._add_tied if layer.kind == "embedding" else self._add_layer)(layer, own, examples)
@@ -350,9 +352,7 @@ def _joined(rows: Sequence[Tensor], dim: int = 1) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(list(rows), dim)
 
 
-def _tied_rows(
-    uses: Sequence[Used], e: int, examples: int, dtype: torch.dtype
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _tied_rows(uses: Sequence[Used], e: int, examples: int, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     """(L, R) of every use of a tied weight for one example, see `TraceSums`."""
     for use, order, (delta,) in uses:
         if use.head:

@@ -12,11 +12,13 @@ share that goes from 1 to κ: at κ = 0 nothing normalises any more, and learnin
 λ = κ = 1 is the correction of batch renormalisation (Ioffe 2017), there with limits and statistics that move.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _NormBase
 
 _SPATIAL = {nn.InstanceNorm1d: 1, nn.InstanceNorm2d: 2, nn.InstanceNorm3d: 3}
@@ -88,22 +90,74 @@ def handed_over(module: Any, x: Tensor, share: Tensor | None, batch_gradient: fl
         batch_gradient: κ.
     """
     spatial = next((n for kind, n in _SPATIAL.items() if isinstance(module, kind)), None)
-    channel = 1 if spatial is None else x.ndim - spatial - 1
-    over = [i for i in range(x.ndim) if i != channel and (spatial is None or i > channel)]
-    shape = [-1 if i == channel else 1 for i in range(x.ndim)]
+    shape, held = x.shape, (module.running_mean, module.running_var)
+    if spatial is not None:  # every image has statistics of its own: as so many channels of one example
+        images = x.numel() // max(1, module.num_features * math.prod(shape[x.ndim - spatial :]))
+        x = x.reshape(1, images * module.num_features, *shape[x.ndim - spatial :])
+        held = (held[0].repeat(images), held[1].repeat(images))
+    function = _formula if torch.compiler.is_compiling() else _HandOver.apply
+    return function(x, share, batch_gradient, *held, module.eps).view(shape)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _formula(
+    x: Tensor, share: Tensor | None, batch_gradient: float, held_mean: Tensor, held_variance: Tensor, eps: float
+) -> Tensor:
+    """What `_HandOver` computes, for torch.compile, which fuses it."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    variance, mean = torch.var_mean(wide, over, correction=0, keepdim=True)
-    own = (variance + module.eps).sqrt()
+    variance, mean = torch.var_mean(wide, [i for i in range(x.ndim) if i != 1], correction=0, keepdim=True)
+    own = (variance + eps).sqrt()
     through = batch_gradient if share is None else 1 - share * (1 - batch_gradient)
     centred = wide - (through * mean + (1 - through) * mean.detach())
     scale = (own.detach() / own) ** through
     if share is None:
         t = centred * scale
         return x.detach() + (t - t.detach()).to(x.dtype)
-    held_mean = module.running_mean.view(shape).to(wide.dtype)
-    held = (module.running_var.view(shape).to(wide.dtype) + module.eps).sqrt()
+    before = _channels(held_mean.to(wide.dtype), x)
+    held = _channels((held_variance.to(wide.dtype) + eps).sqrt(), x)
     scale = scale * (held / own.detach()) ** (1 - share)
-    return (held_mean + centred * scale + share * (mean.detach() - held_mean)).to(x.dtype)
+    return (before + centred * scale + share * (mean.detach() - before)).to(x.dtype)
+
+
+class _HandOver(torch.autograd.Function):
+    """x (b, channels, …) ↦ a (x − μ_B) + μ + λ (μ_B − μ) with a = (σ/σ_B)^(1 − λ) for each channel.
+
+    For a gradient G of the result, the gradient is a (G − τ mean(G) − τ x̂ mean(G ∘ x̂)), x̂ = (x − μ_B)/σ_B, with the
+    share τ = 1 − λ (1 − κ) of what batch norm subtracts.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, share: Tensor | None, batch_gradient: float, mean: Tensor, variance: Tensor, eps: float
+    ) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        own_variance, own_mean = torch.var_mean(wide, [i for i in range(x.ndim) if i != 1], correction=0)
+        inverse = (own_variance + eps).rsqrt()
+        ctx.through, ctx.eps = batch_gradient if share is None else 1 - share * (1 - batch_gradient), eps
+        if share is None:
+            ctx.save_for_backward(x, own_mean, inverse)
+            return x.view_as(x)
+        a = ((variance.to(wide.dtype) + eps).sqrt() * inverse) ** (1 - share)
+        ctx.save_for_backward(x, own_mean, inverse, a)
+        offset = torch.lerp(mean.to(wide.dtype), own_mean, share.to(wide.dtype)) - a * own_mean
+        return torch.addcmul(_channels(offset, x), wide, _channels(a, x)).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, G: Tensor) -> tuple[Tensor | None, ...]:
+        x, own_mean, inverse, *more = ctx.saved_tensors
+        wide, wide_G = (t.to(own_mean.dtype) for t in (x, G))
+        batch_norm = torch.ops.aten.native_batch_norm_backward(
+            wide_G, wide, 1 / inverse, None, None, own_mean, inverse, True, ctx.eps, [True, False, False]
+        )[0]
+        found = torch.lerp(wide_G, batch_norm, ctx.through)
+        if more:
+            found = found * _channels(more[0], x)
+        return found.to(G.dtype), None, None, None, None, None
+
+
+def _channels(t: Tensor, x: Tensor) -> Tensor:
+    """A number per channel, to be broadcast to x."""
+    return t.view(1, -1, *[1] * (x.ndim - 2))
 
 
 def has_statistics(module: nn.Module) -> bool:
