@@ -81,23 +81,23 @@ def test_copies_are_counted_when_steps_are_projected_together():
     model = mlp()
     weights = 4 * 113_610
     parameters = ProtectedParameters(model)
-    anchored = memory_for(1_000_000, parameters, 1, 0).memory
-    assert anchored.rank == memory_for(1_000_000, parameters, 50, 0).memory.rank
+    anchored = memory_for(2_000_000, parameters, 1, 0).memory
+    assert anchored.rank == memory_for(2_000_000, parameters, 50, 0).memory.rank
     assert (
-        anchored.cost(parameters) + weights <= 1_000_000 < type(anchored)(anchored.rank + 1).cost(parameters) + weights
+        anchored.cost(parameters) + weights <= 2_000_000 < type(anchored)(anchored.rank + 1).cost(parameters) + weights
     )
 
 
 @pytest.mark.parametrize("every", [1, 50])
 def test_a_small_budget_rounds_the_anchor(every):
-    """In full it would take more than half; rounded a byte a weight, and four for each of 210 rows and 3 biases."""
+    """In full it would take more than a quarter; rounded a byte a weight, and four for each of 210 rows and 3 biases."""
     parameters = ProtectedParameters(mlp())
-    whole, small = (memory_for(nbytes, parameters, every, 0) for nbytes in (908_880, 908_879))
+    whole, small = (memory_for(nbytes, parameters, every, 0) for nbytes in (1_817_760, 1_817_759))
     assert (whole.memory.rule.anchor_dtype, small.memory.rule.anchor_dtype) == (None, "int8")
     assert "one byte" in small.reason
     assert "one byte" not in whole.reason
     anchor = 113_610 + 4 * (210 + 3)
-    for nbytes in (908_879, 300_000, 2 * anchor):
+    for nbytes in (1_817_759, 300_000, 2 * anchor):
         memory = memory_for(nbytes, parameters, every, 0).memory
         assert (memory.rule, memory.outputs) == (so.LayerMemory(1, anchor_dtype="int8").rule, True)
         cost = memory.cost(parameters) + anchor

@@ -16,7 +16,7 @@ from .model.batches import Output
 from .model.parameters import ProtectedParameters
 from .optimizer.reference import FULL, Copy
 from .projector.base import Anchor
-from .sketch import Additive, Sketch
+from .sketch import Additive, FlatTailSketch, Sketch
 from .sketch.columns import Whole
 
 
@@ -132,8 +132,12 @@ def _carry(source: Sketch, target: Sketch, index: Tensor) -> None:
     if not isinstance(source, Additive):
         raise ProtectionError(f"{source!r} cannot be carried over to longer rows; sketches that add up can")
     values, B = source.spectrum()
-    rows = B.new_zeros(len(B), target.d)
-    rows[:, index.to(B.device)] = B * values.sqrt().to(B.dtype)[:, None]
+    kept = B * values.sqrt().to(B.dtype)[:, None]
+    if isinstance(source, FlatTailSketch) and len(B) < source.d:  # whose estimate has its tail in the other directions
+        tail = max(0.0, source.energy - float(values.sum())) / (source.d - len(B))
+        kept = torch.cat([kept, tail**0.5 * (torch.eye(source.d, dtype=B.dtype, device=B.device) - B.T @ B)])
+    rows = B.new_zeros(len(kept), target.d)
+    rows[:, index.to(B.device)] = kept
     target.observe(rows)
     target.count, target.energy = source.count, source.energy
 

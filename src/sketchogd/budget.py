@@ -82,6 +82,9 @@ coordinates in the remembered directions."""
 
 HARD, SPAN = 2, 3
 
+FULL_SHARE = 0.25
+"""What an anchor in full may take of a budget: beyond, more rows keep more than exact weights do."""
+
 _ABOUT = (
     "",
     " Its anchor has one byte per weight: in full it would leave too little for the sketches.",
@@ -90,13 +93,20 @@ _ABOUT = (
 )
 
 
-def anchor_for(nbytes: int, copies: Sequence[int], otherwise: int = 1) -> int:
-    """Which of `ANCHORS` a budget allows: the first whose copies of the weights leave half of the bytes.
+def anchor_for(nbytes: int, copies: Sequence[int], otherwise: int = 1, full: float = 0.5) -> int:
+    """Which of `ANCHORS` a budget allows: the first whose copies of the weights take at most half of the bytes.
+
+    Args:
+        nbytes: the budget.
+        copies: bytes of the copies, by anchor.
+        otherwise: where none fits.
+        full: the share that copies in full may take.
 
     >>> [anchor_for(nbytes, (400, 100, 0)) for nbytes in (800, 799, 200, 199)]
     [0, 1, 1, 2]
     """
-    return next((i for i, copy in enumerate(copies) if 2 * copy <= nbytes), otherwise)
+    shares = [full, *[0.5] * (len(copies) - 1)]
+    return next((i for i, copy in enumerate(copies) if copy <= shares[i] * nbytes), otherwise)
 
 
 def memory_for(
@@ -163,7 +173,7 @@ def memory_for(
             f"like that of other networks: {advice.reason}",
         )
     widths = [layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers]
-    anchor = anchor_for(nbytes, [copies(i, nowhere) for i in range(2)], SPAN)
+    anchor = anchor_for(nbytes, [copies(i, nowhere) for i in range(2)], SPAN, FULL_SHARE)
 
     def memory(rank: int, division: Division | None = None) -> LayerMemory:
         own = ANCHORS[anchor]

@@ -76,7 +76,7 @@ def task(seed: int, n: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(n, 12, generator=generator) @ torch.randn(12, 400, generator=generator), torch.arange(n) % 10
 
 
-@pytest.mark.parametrize("budget", ["30%", "60%", "100%", "220%"])
+@pytest.mark.parametrize("budget", ["30%", "60%", "100%", "400%"])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
 def test_a_budget_is_kept_after_its_rows_were_divided(budget: str, kind: type[torch.optim.Optimizer]) -> None:
     torch.manual_seed(0)
@@ -90,7 +90,7 @@ def test_a_budget_is_kept_after_its_rows_were_divided(budget: str, kind: type[to
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     most = parse_bytes(budget, 4 * protection.parameters.p)
-    assert 0.4 * most < protection.ledger().nbytes <= most
+    assert 0.25 * most < protection.ledger().nbytes <= most
     ranks = protection.memory.rank
     assert ranks["wide.inputs"] < 30  # twelve directions are all there are
     assert protection.memory.examples == 300

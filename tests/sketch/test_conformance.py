@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sketchogd as so
-from sketchogd.sketch import REGISTRY
+from sketchogd.sketch import REGISTRY, FlatTailSketch
 
 D = 60
 
@@ -17,6 +17,7 @@ CASES = {
     "product": (lambda seed=0: so.ProductSketch(20, seed=3), True),
     "product-gaussian": (lambda seed=0: so.ProductSketch(20, seed=3, test_matrix="gaussian"), True),
     "product-stored": (lambda seed=0: so.ProductSketch(20, seed=3, test_matrix=so.Gaussian(stored=True)), True),
+    "flat-tail": (lambda seed=0: FlatTailSketch(20, seed=3), True),
     "symmetric": (lambda seed=0: so.SymmetricSketch(10, 12, seed=3), True),
     "all": (lambda seed=0: so.AllRows(), True),
     "random": (lambda seed=0: so.RandomRows(20, seed=seed), False),

@@ -28,7 +28,7 @@ from ..projector.rules import DAMPING, Pull, Rule, rule_from
 from ..projector.span import Span
 from ..seeds import derive_seed
 from ..sketch import REGISTRY as SKETCHES
-from ..sketch import ProductSketch, SecondMoment, Sketch
+from ..sketch import SecondMoment, Sketch, SketchedMoment
 from ..sketch.stored import Part, require_numbers, require_parts
 from .base import Memory
 from .curvature import CURVATURES, LayerFactors, spread
@@ -55,7 +55,8 @@ class LayerMemory(Memory):
         strength: short for `rule=Pull(strength, damping, anchor_dtype)`.
         damping: see `strength`.
         outputs: False keeps inputs only, of single positions, and protects every output direction.
-        sketch: the kind of sketch.
+        sketch: the kind of sketch; by default one that knows a flat tail, and with `curvature="positions"` a
+            `ProductSketch`.
         seed: for test matrices and random combinations of logits.
         energy: see `ridge`.
         rest: rank of the sketch of gradients of the parameters that belong to no layer; by default a quarter of the
@@ -78,7 +79,7 @@ class LayerMemory(Memory):
         strength: float | None = None,
         damping: float | None = None,
         outputs: bool = True,
-        sketch: type[Sketch] = ProductSketch,
+        sketch: type[Sketch] | None = None,
         seed: int = 0,
         energy: float | None = None,
         rest: int | None = None,
@@ -96,7 +97,7 @@ class LayerMemory(Memory):
         self.rule = rule_from(rule, Pull(), **short, anchor_dtype=anchor_dtype).with_usual(self.curvature.strength)
         self.rank = rank
         self.outputs = outputs
-        self.sketch = sketch
+        self.sketch = sketch or self.curvature.sketch
         self.seed = seed
         self.rest = rest
         self.division = division
@@ -130,7 +131,7 @@ class LayerMemory(Memory):
         rank = dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
         said = [f"{rank!r}", f"rule={self.rule!r}"]
         said += [] if self.outputs else ["outputs=False"]
-        said += [] if self.sketch is ProductSketch else [f"sketch={self.sketch.__name__}"]
+        said += [] if self.sketch is self.curvature.sketch else [f"sketch={self.sketch.__name__}"]
         said += [f"seed={self.seed}"] if self.seed else []
         said += ['curvature="positions"'] if self.outputs and self.curvature.name == "positions" else []
         said += [] if self.rest is None else [f"rest={self.rest}"]
@@ -307,7 +308,7 @@ class LayerMemory(Memory):
         if self.outputs and self.logits not in (0, logits):
             traces = self.curvature.name == "traces"
             for name, sketch in self.sketches():
-                if not isinstance(sketch, ProductSketch | SecondMoment):
+                if not isinstance(sketch, SketchedMoment | SecondMoment):
                     raise ValueError(
                         f"some examples have {logits} logits and others {self.logits}, which sketches of kind "
                         f"{type(sketch).__name__} cannot weigh against each other; use sketch=so.ProductSketch"

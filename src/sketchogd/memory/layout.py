@@ -10,7 +10,7 @@ from ..model.layers import TRANSPOSED, Layer, find_layers
 from ..model.parameters import ProtectedParameters
 from ..projector.span import Span
 from ..seeds import derive_seed
-from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch
+from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch, SketchedMoment
 from ..sketch.columns import Whole
 from .curvature import LayerFactors
 from .state import Planned
@@ -110,7 +110,7 @@ class Layout:
         rank = self._rank_of(name, part)
         if d <= rank:
             return SecondMoment()
-        if issubclass(self.sketch, (ProductSketch, GradientSketch)):
+        if issubclass(self.sketch, (SketchedMoment, GradientSketch)):
             return self.sketch(rank, seed=derive_seed(self.seed, name, part))
         return self.sketch(rank)  # type: ignore[call-arg]
 

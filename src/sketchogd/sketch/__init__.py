@@ -8,6 +8,7 @@
 * `additive`: sketches that add up over processes
 * `factored`: sketches that store their basis in place of their rows
 * `linear`: the paper's three sketches, SketchOGD-1, -2 and -3
+* `flat_tail`: a product sketch that knows a flat tail
 * `moment`: the exact second moment, for short rows
 * `rows`: all rows (OGD) or a uniform sample of them (RandomOGD)
 * `pca`: principal components of a sample of each task (PCA-OGD)
@@ -17,8 +18,9 @@
 from .additive import Additive
 from .base import REGISTRY, Sketch
 from .factored import FactoredSketch
+from .flat_tail import FlatTailSketch
 from .frequent import FrequentDirections, IncrementalPCA
-from .linear import GradientSketch, ProductSketch, SymmetricSketch
+from .linear import GradientSketch, ProductSketch, SketchedMoment, SymmetricSketch
 from .moment import SecondMoment
 from .pca import PCARows
 from .rows import AllRows, RandomRows
@@ -28,6 +30,7 @@ __all__ = [
     "Additive",
     "AllRows",
     "FactoredSketch",
+    "FlatTailSketch",
     "FrequentDirections",
     "GradientSketch",
     "IncrementalPCA",
@@ -36,5 +39,6 @@ __all__ = [
     "RandomRows",
     "SecondMoment",
     "Sketch",
+    "SketchedMoment",
     "SymmetricSketch",
 ]

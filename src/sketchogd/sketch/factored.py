@@ -60,6 +60,7 @@ class FactoredSketch(Sketch):
         if self.factor is not None:
             with self._changing():
                 restore_(self._filled(), self.factor)
+                self._add_shift_(self._filled())
                 self.factor = self.values = None
 
     def _opened_rows(self) -> Tensor:
@@ -67,7 +68,12 @@ class FactoredSketch(Sketch):
         filled = self._filled()
         if self.factor is None:
             return filled.clone()
-        return self.factor @ filled[: self.factor.shape[1]]
+        rows = self.factor @ filled[: self.factor.shape[1]]
+        self._add_shift_(rows)
+        return rows
+
+    def _add_shift_(self, rows: Tensor) -> None:
+        """Add to R B, in place, what was taken off S before it was factorised."""
 
     def _state(self) -> dict[str, Tensor]:
         kept = {"rows": self.rows, **self._more_state()}

@@ -23,7 +23,7 @@ from .. import schema
 from ..linalg.dense import gram, nystrom, orthonormal_coordinates, polish_, transform_, whiten
 from ..seeds import derive_seed, hash32, normal_rows
 from .additive import Additive
-from .base import largest_rank, positive
+from .base import Self, largest_rank, positive
 from .factored import FactoredSketch
 from .scaling import added_scaled_, rescale_, scaled, unscaled
 from .stored import EXPONENT, RANK, SEED, matrix_settings
@@ -150,31 +150,26 @@ class GradientSketch(LinearSketch):
         self.merged_seeds = [int(seed) for seed in counters["merged_seeds"]]
 
 
-class ProductSketch(LinearSketch):
-    """SketchOGD-2: Y = Ωᵀ M with a test matrix fixed by the seed.
+class SketchedMoment(LinearSketch):
+    """Base of sketches that keep Y = Ωᵀ M, with a test matrix fixed by the seed; they differ in what they make of it.
 
-    The values and rows of `spectrum` are the eigenpairs of the Nyström approximation Yᵀ (Y Ω)⁺ Y of M. If the rank
-    reaches d, Ω is the identity and Y is M itself.
-
-    >>> sketch = ProductSketch(3).bind(3)
-    >>> sketch.observe(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
-    >>> sketch.spectrum()[0]
-    tensor([4., 1.], dtype=torch.float64)
+    If the rank reaches d, Ω is the identity and Y is M itself.
     """
 
-    name = "product"
     stored_settings: ClassVar[schema.Fields | None] = {
         "rank": RANK,
         "seed": SEED,
         "test_matrix": matrix_settings,
     }
     counters: ClassVar[schema.Fields] = {"exponent": EXPONENT}
+    usual: ClassVar[TestMatrix]
+    """The test matrix where none is given."""
 
-    def __init__(self, rank: int, *, seed: int = 0, test_matrix: str | TestMatrix = "sparse") -> None:
+    def __init__(self, rank: int, *, seed: int = 0, test_matrix: str | TestMatrix | None = None) -> None:
         positive(rank=rank)
         self.rank = rank
         self.seed = seed
-        self.test_matrix = named_test_matrix(_revived(test_matrix))
+        self.test_matrix = self.usual if test_matrix is None else named_test_matrix(_revived(test_matrix))
 
     omega: TestMatrix
 
@@ -189,9 +184,10 @@ class ProductSketch(LinearSketch):
         return itemsize * k * (d + k) + 8 * k + stored
 
     @classmethod
-    def from_budget(cls, nbytes: int, d: int, **settings: Any) -> "ProductSketch":
+    def from_budget(cls: type[Self], nbytes: int, d: int, **settings: Any) -> Self:
         """See `Sketch`."""
-        return cls(_rank_within(cls, nbytes, d, settings), **settings)
+        made: Self = cls(_rank_within(cls, nbytes, d, settings), **settings)  # type: ignore[call-arg]
+        return made
 
     def _counters(self) -> dict[str, Any]:
         return {"exponent": self.exponent}
@@ -226,6 +222,31 @@ class ProductSketch(LinearSketch):
         self.count += count
         self.energy += energy
 
+    def _check_mergeable(self, other: "SketchedMoment") -> None:
+        _require_same_settings(self, other)
+
+    def _absorb(self, other: "SketchedMoment") -> None:
+        self._open()
+        self.exponent = added_scaled_(self.rows, self.exponent, other._opened_rows(), other.exponent)
+
+    def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.exponent = counters["exponent"]
+
+
+class ProductSketch(SketchedMoment):
+    """SketchOGD-2: Y = Ωᵀ M with a test matrix fixed by the seed.
+
+    The values and rows of `spectrum` are the eigenpairs of the Nyström approximation Yᵀ (Y Ω)⁺ Y of M.
+
+    >>> sketch = ProductSketch(3).bind(3)
+    >>> sketch.observe(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
+    >>> sketch.spectrum()[0]
+    tensor([4., 1.], dtype=torch.float64)
+    """
+
+    name = "product"
+    usual = SparseSign()
+
     def _factorise(self) -> tuple[Tensor, Tensor]:
         Y = self.rows
         T, R = whiten(self.columns.total(gram(Y)))
@@ -233,16 +254,6 @@ class ProductSketch(LinearSketch):
         T, R = Z.T @ T, R @ Z
         transform_(Y, T)
         return R @ polish_(Y[: len(T)], T, self.columns.total), unscaled(values, self.exponent)
-
-    def _check_mergeable(self, other: "ProductSketch") -> None:
-        _require_same_settings(self, other)
-
-    def _absorb(self, other: "ProductSketch") -> None:
-        self._open()
-        self.exponent = added_scaled_(self.rows, self.exponent, other._opened_rows(), other.exponent)
-
-    def _adopt_more(self, counters: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self.exponent = counters["exponent"]
 
 
 class SymmetricSketch(LinearSketch):
@@ -365,7 +376,7 @@ class SymmetricSketch(LinearSketch):
 # ---------------------------------------------------------------- settings
 
 
-def _bound(sketch: "ProductSketch | SymmetricSketch", k: int, name: str) -> TestMatrix:
+def _bound(sketch: "SketchedMoment | SymmetricSketch", k: int, name: str) -> TestMatrix:
     """The sketch's test matrix of k columns, drawn from its seed and a name."""
     choice = Identity() if k == sketch.d else sketch.test_matrix
     return choice.bind(sketch.d, k, derive_seed(sketch.seed, name), sketch.dtype, sketch.device, sketch.columns)

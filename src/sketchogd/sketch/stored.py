@@ -31,7 +31,7 @@ MANY = 1 << 62
 """More rows than there can be."""
 
 _TEST_MATRICES = {
-    "sparse": schema.record({"kind": schema.text, "zeta": schema.whole(1, 1024)}),
+    "sparse": schema.record({"kind": schema.text, "zeta": schema.whole(1, 1024)}, {"apart": schema.flag}),
     "gaussian": schema.record({"kind": schema.text, "stored": schema.flag}),
 }
 

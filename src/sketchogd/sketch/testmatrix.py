@@ -94,9 +94,10 @@ class TestMatrix(ABC):
 
 @dataclass
 class SparseSign(TestMatrix):
-    """Sparse random signs: each coordinate has entries ±1/√ζ in ζ random columns.
+    """Sparse random signs: each coordinate has entries ±1/√ζ in ζ random columns. E[Ω Ωᵀ] = I.
 
-    Columns of one coordinate may coincide; their entries then add. E[Ω Ωᵀ] = I. `bind` raises ValueError for ζ < 1.
+    Columns of one coordinate may coincide; their entries then add, or cancel: one of 2k coordinates is not seen.
+    With `apart` they are in ζ different parts of the columns. `bind` raises ValueError for ζ < 1.
 
     >>> omega = SparseSign().bind(6, 4, seed=1, dtype=torch.float32, device=torch.device("cpu"))
     >>> omega.apply(torch.eye(6)).shape, omega.tensors()
@@ -104,10 +105,11 @@ class SparseSign(TestMatrix):
     """
 
     zeta: int = 2
+    apart: bool = False
 
     def settings(self) -> dict[str, bool | int]:
         """See `TestMatrix`."""
-        return {"zeta": self.zeta}
+        return {"zeta": self.zeta, **({"apart": True} if self.apart else {})}
 
     def cost(self, d: int, k: int, itemsize: int) -> int:
         """Return 0: nothing is stored."""
@@ -128,20 +130,29 @@ class SparseSign(TestMatrix):
             coordinate = torch.arange(there.start, there.stop, device=rows.device)
             for column, sign in self._entries(coordinate, dtype):
                 out.scatter_add_(1, column.expand(b, -1), X * sign)
-        return out.mul_(self.zeta**-0.5)
+        return out.mul_(self.entries**-0.5)
 
     def dense(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See `TestMatrix`."""
         out = torch.zeros(self.d, self.k, dtype=dtype, device=device)
         for column, sign in self._entries(torch.arange(self.d, device=device), dtype):
             out.scatter_add_(1, column[:, None], sign[:, None])
-        return out.mul_(self.zeta**-0.5)
+        return out.mul_(self.entries**-0.5)
+
+    @property
+    def entries(self) -> int:
+        """ζ, or k where it is less and entries are to be apart."""
+        return min(self.zeta, self.k) if self.apart else self.zeta
+
+    def part(self, j: int) -> range:
+        """The columns that may have the j-th entry of a coordinate."""
+        return range(j * self.k // self.entries, (j + 1) * self.k // self.entries) if self.apart else range(self.k)
 
     def _entries(self, coordinate: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, for each of the ζ entries, the column and the sign of every coordinate."""
-        for j in range(self.zeta):
-            h = hash32(coordinate, derive_seed(self.seed, "column", j))
-            yield ((h >> 1) * self.k) >> 31, ((h & 1) * 2 - 1).to(dtype)
+        for j in range(self.entries):
+            h, part = hash32(coordinate, derive_seed(self.seed, "column", j)), self.part(j)
+            yield part.start + (((h >> 1) * len(part)) >> 31), ((h & 1) * 2 - 1).to(dtype)
 
 
 @dataclass
@@ -226,25 +237,30 @@ def dense_matrices(matrices: Sequence[TestMatrix], dtype: torch.dtype, device: t
     """Return `dense` of many matrices; sparse signs of all are hashed together, in a few kernels."""
     found = {i: omega.dense(dtype, device) for i, omega in enumerate(matrices) if not isinstance(omega, SparseSign)}
     signs = {i: omega for i, omega in enumerate(matrices) if isinstance(omega, SparseSign)}
-    for zeta in {omega.zeta for omega in signs.values()}:
-        own = {i: omega for i, omega in signs.items() if omega.zeta == zeta}
-        found |= zip(own, _dense_signs(list(own.values()), zeta, dtype, device), strict=True)
+    for entries in {omega.entries for omega in signs.values()}:
+        own = {i: omega for i, omega in signs.items() if omega.entries == entries}
+        found |= zip(own, _dense_signs(list(own.values()), entries, dtype, device), strict=True)
     return [found[i] for i in range(len(matrices))]
 
 
-def _dense_signs(matrices: list[SparseSign], zeta: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+def _dense_signs(matrices: list[SparseSign], entries: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     d, k = (torch.tensor([getattr(omega, size) for omega in matrices]) for size in ("d", "k"))
     starts, sizes = d.cumsum(0) - d, d * k
     which = torch.arange(len(matrices)).repeat_interleave(d)
     coordinate = torch.arange(int(d.sum())) - starts[which]
     row = (sizes.cumsum(0) - sizes)[which] + coordinate * k[which]
-    coordinate, row, columns, which = (t.to(device) for t in (coordinate, row, k[which], which))
+    coordinate, row, which = (t.to(device) for t in (coordinate, row, which))
     out = torch.zeros(int(sizes.sum()), dtype=dtype, device=device)
-    for j in range(zeta):
-        seeds = torch.tensor([derive_seed(omega.seed, "column", j) for omega in matrices]).to(device)
-        h = hash32(coordinate, seeds[which])
-        out.scatter_add_(0, row + ((h >> 1) * columns >> 31), ((h & 1) * 2 - 1).to(dtype))
-    pieces = out.mul_(zeta**-0.5).split(sizes.tolist())
+    for j in range(entries):
+        parts = [omega.part(j) for omega in matrices]
+        seeds = [derive_seed(omega.seed, "column", j) for omega in matrices]
+        seed, start, width = (
+            torch.tensor(numbers).to(device)[which]
+            for numbers in (seeds, [part.start for part in parts], [len(part) for part in parts])
+        )
+        h = hash32(coordinate, seed)
+        out.scatter_add_(0, row + start + ((h >> 1) * width >> 31), ((h & 1) * 2 - 1).to(dtype))
+    pieces = out.mul_(entries**-0.5).split(sizes.tolist())
     return [piece.view(omega.d, omega.k) for piece, omega in zip(pieces, matrices, strict=True)]
 
 

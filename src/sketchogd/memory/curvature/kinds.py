@@ -22,6 +22,7 @@ from ...model.layers import MIXED, orders_of_positions
 from ...model.sensitivities import Reading
 from ...projector.layers import LayerSpectra
 from ...projector.rules import STRENGTH
+from ...sketch import FlatTailSketch, ProductSketch, Sketch
 from ..staging import Commit
 from .factors import LayerFactors, require_finite_uses
 from .positions import Product, products_of
@@ -29,7 +30,7 @@ from .traces import TraceSums, explicit_gradients
 
 Factors = Mapping[str, LayerFactors]
 
-RELATIVE_STRENGTH = 7.0
+RELATIVE_STRENGTH = 6.0
 """The usual strength where changes are measured against the spread of the outputs, and count for every layer."""
 
 GATHERED_BYTES = 256 << 20
@@ -45,6 +46,8 @@ class Curvature(ABC):
     name: str
     strength: float
     """The usual strength of a pull, in this unit."""
+    sketch: type[Sketch]
+    """The usual sketch of a factor."""
 
     @abstractmethod
     def unit(self, spread: float, numbers: int) -> float:
@@ -77,6 +80,7 @@ class SinglePositions(Curvature):
     name = "positions"
     tied = False
     strength = STRENGTH
+    sketch = ProductSketch
 
     def unit(self, spread: float, numbers: int) -> float:
         """See `Curvature`: a mean square change of 1."""
@@ -129,6 +133,7 @@ class PartialTraces(Curvature):
     name = "traces"
     tied = True
     strength = RELATIVE_STRENGTH
+    sketch = FlatTailSketch
 
     def unit(self, spread: float, numbers: int) -> float:
         """See `Curvature`: a change of all outputs by their spread; where they have none, a mean square change of 1."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight
 
 from ...model.layers import Use, input_rows, patches, sensitivity_rows
-from ...sketch import ProductSketch, SecondMoment, Sketch
+from ...sketch import SecondMoment, Sketch, SketchedMoment
 from ...sketch.testmatrix import TestMatrix
 
 SMALLEST, LARGEST = 1e-20, 1e25
@@ -36,9 +36,9 @@ class Product:
     `norms` are those of parts of the rows, from which `products_of` finds their energy Σ ‖v‖² in the end.
     """
 
-    def __init__(self, sketch: ProductSketch | SecondMoment) -> None:
+    def __init__(self, sketch: SketchedMoment | SecondMoment) -> None:
         self.sketch = sketch
-        self.omega: TestMatrix | None = sketch.omega if isinstance(sketch, ProductSketch) else None
+        self.omega: TestMatrix | None = sketch.omega if isinstance(sketch, SketchedMoment) else None
         self._dense: Tensor | None = None
         self.total = torch.zeros(sketch.rank_limit or 0, sketch.d, dtype=sketch.dtype, device=sketch.device)
         self.norms: list[Tensor] = []
@@ -48,7 +48,7 @@ class Product:
     @staticmethod
     def possible(sketch: Sketch) -> bool:
         """Whether a sketch can be given products in the place of rows: one that is linear in M and whole."""
-        return isinstance(sketch, (ProductSketch, SecondMoment)) and sketch.columns.width == sketch.d
+        return isinstance(sketch, (SketchedMoment, SecondMoment)) and sketch.columns.width == sketch.d
 
     @property
     def dense(self) -> Tensor:
@@ -139,7 +139,7 @@ def products_of(
     def product(use: Use, part: str) -> Product | None:
         key = use.layer.name, part
         sketch = sketches.get(key)
-        if key not in products and isinstance(sketch, (ProductSketch, SecondMoment)):
+        if key not in products and isinstance(sketch, (SketchedMoment, SecondMoment)):
             products[key] = Product(sketch)
         return products.get(key)
 

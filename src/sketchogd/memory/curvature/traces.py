@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...model.layers import MIXED, Layer, Use, grouped, input_rows, sensitivity_rows
-from ...sketch import ProductSketch, SecondMoment
+from ...sketch import SecondMoment, SketchedMoment
 from ...sketch.testmatrix import dense_matrices
 from .factors import LayerFactors
 
@@ -43,7 +43,7 @@ class Added:
         omega: Ω (d, k); None for the identity of an exact moment.
     """
 
-    sketch: ProductSketch | SecondMoment
+    sketch: SketchedMoment | SecondMoment
     total: Tensor
     energy: Tensor
     omega: Tensor | None
@@ -58,7 +58,7 @@ class Added:
         self.total.addmm_(left.flatten(0, -2).T, right.flatten(0, -2))
 
 
-def nothing_yet(sketches: Mapping[tuple[str, str], ProductSketch | SecondMoment]) -> dict[tuple[str, str], Added]:
+def nothing_yet(sketches: Mapping[tuple[str, str], SketchedMoment | SecondMoment]) -> dict[tuple[str, str], Added]:
     """Zeros for every sketch, in a few allocations for all of them."""
     if not sketches:
         return {}
@@ -71,7 +71,7 @@ def nothing_yet(sketches: Mapping[tuple[str, str], ProductSketch | SecondMoment]
         sizes = [(sketch.rank_limit or 0, sketch.d) for sketch in own.values()]
         pieces = torch.zeros(sum(k * d for k, d in sizes), dtype=dtype, device=device).split([k * d for k, d in sizes])
         totals |= {key: piece.view(size) for key, piece, size in zip(own, pieces, sizes, strict=True)}
-        drawn = {key: sketch.omega for key, sketch in own.items() if isinstance(sketch, ProductSketch)}
+        drawn = {key: sketch.omega for key, sketch in own.items() if isinstance(sketch, SketchedMoment)}
         omegas |= zip(drawn, dense_matrices(list(drawn.values()), dtype, device), strict=True)
     return {
         key: Added(sketch, totals[key], energy, omegas.get(key))
