@@ -9,13 +9,15 @@ Where nothing is pulled outside of some directions, only coordinates in these ar
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..linalg.stacks import alike, stacked, unstacked
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor
-from ..projector.span import Span
+from ..projector.span import Span, coordinates, within
 
 _LEVELS = 127
 
@@ -63,28 +65,26 @@ class Copy:
 
     def take_(self, t: Tensor) -> None:
         """Overwrite the copy by a copy of t."""
-        if self.span is not None:
-            t = self.span.coordinates(t)
-        if self.scales is None:
-            self.numbers.copy_(t)
-            return
-        largest = t.abs().amax(tuple(range(1, t.ndim)), keepdim=True) if t.numel() else torch.zeros(())
-        self.scales.copy_(largest / _LEVELS).clamp_min_(torch.finfo(torch.float32).tiny)
-        self.numbers.copy_((t / self.scales).round_().clamp_(-_LEVELS, _LEVELS))
+        take_all_([self], [t])
 
     def subtract_from_(self, t: Tensor) -> None:
         """Overwrite t by t − copy, or by its part within the span."""
-        if self.span is None:
-            t -= self._kept()
-        else:
-            t.copy_(self.span.within(self.span.coordinates(t) - self._kept(), t.shape))
+        subtract_all_([self], [t])
 
     def tensor(self) -> Tensor:
         """What was copied, up to rounding; with a span its part within."""
-        return self._kept() if self.span is None else self.span.within(self._kept(), self.shape)
+        return tensors_of([self])[0]
 
-    def _kept(self) -> Tensor:
-        return self.numbers if self.scales is None else self.numbers * self.scales
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        """Equal for copies that can be stacked."""
+        n, bias = (None, None) if self.span is None else (self.span.basis.shape[1], self.span.transposed)
+        shape = self.shape if self.span is None else (self.numbers.shape[0],)
+        return self.scales is None, self.numbers.dtype, self.numbers.device, shape, n, bias
+
+    @property
+    def _nbytes(self) -> int:
+        return 4 * self.shape.numel()
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
         """Its tensors, each with a suffix for the name of the parameter."""
@@ -93,16 +93,88 @@ class Copy:
             yield ".scales", self.scales
 
 
+def _groups(copies: Sequence[Copy]) -> Iterator[tuple[list[int], list[Copy]]]:
+    """The copies in stacks, with their places."""
+    for places in alike([copy._key for copy in copies], [copy._nbytes for copy in copies]):
+        yield places, [copies[i] for i in places]
+
+
+def _kept(copies: Sequence[Copy]) -> Tensor:
+    """The numbers of alike copies as a stack (L, …)."""
+    numbers = stacked([copy.numbers for copy in copies])
+    scales = [copy.scales for copy in copies if copy.scales is not None]
+    return numbers * stacked(scales) if scales else numbers
+
+
+def _spans(copies: Sequence[Copy]) -> list[Span] | None:
+    spans = [copy.span for copy in copies if copy.span is not None]
+    return spans or None
+
+
+def tensors_of(copies: Sequence[Copy]) -> list[Tensor]:
+    """What was copied, for many copies at once; one without rounding is not copied again."""
+    found: dict[int, Tensor] = {}
+    for places, some in _groups(copies):
+        spans = _spans(some)
+        if spans is not None:
+            found |= zip(places, within(spans, _kept(some), [copy.shape for copy in some]), strict=True)
+        elif some[0].scales is None:
+            found |= zip(places, [copy.numbers for copy in some], strict=True)
+        else:
+            found |= zip(places, _kept(some).unbind(), strict=True)
+    return [found[i] for i in range(len(copies))]
+
+
+def take_all_(copies: Sequence[Copy], tensors: Sequence[Tensor]) -> None:
+    """Overwrite copies by copies of these tensors."""
+    for places, some in _groups(copies):
+        given, spans = [tensors[i] for i in places], _spans(some)
+        if spans is not None:
+            given = coordinates(spans, given)
+        if some[0].scales is None:
+            torch._foreach_copy_([copy.numbers for copy in some], given)
+            continue
+        X = stacked(given)
+        scales = _scales(X)
+        shapes = [copy.numbers.shape for copy in some]
+        whole = (X / scales).round_().clamp_(-_LEVELS, _LEVELS).to(torch.int8)
+        torch._foreach_copy_([copy.scales for copy in some], list(scales.unbind()))  # type: ignore[misc]
+        torch._foreach_copy_([copy.numbers for copy in some], unstacked(whole, shapes))
+
+
+def _scales(X: Tensor) -> Tensor:
+    """c of a stack of tensors (L, …), one per row; float32."""
+    if not X.numel():
+        return torch.ones(*X.shape[:2], *[1] * (X.ndim - 2), device=X.device) if X.ndim > 2 else X.new_ones(len(X), 1)
+    largest = X.abs()
+    largest = largest.amax(tuple(range(2, X.ndim)), keepdim=True) if X.ndim > 2 else _of_vectors(largest)
+    return (largest / _LEVELS).to(torch.float32).clamp_min_(torch.finfo(torch.float32).tiny)
+
+
+def _of_vectors(largest: Tensor) -> Tensor:
+    """A vector is one row."""
+    return largest.amax(1, keepdim=True) if largest.ndim > 1 else largest
+
+
+def subtract_all_(copies: Sequence[Copy], tensors: Sequence[Tensor]) -> None:
+    """Overwrite tensors t by t − copy or, where a copy has a span, by its part within."""
+    for places, some in _groups(copies):
+        given, spans = [tensors[i] for i in places], _spans(some)
+        if spans is None:
+            kept = [copy.numbers for copy in some] if some[0].scales is None else list(_kept(some).unbind())
+            torch._foreach_sub_(given, kept)
+            continue
+        X = stacked(coordinates(spans, given)) - _kept(some)
+        torch._foreach_copy_(given, within(spans, X, [t.shape for t in given]))
+
+
 def displacement(
     parameters: ProtectedParameters, reference: Sequence[Copy], weights: Sequence[Tensor] | None = None
 ) -> Tensor:
     """Return the weights, by default the model's, less their copies, as a vector (width,)."""
-    v = torch.empty(parameters.width, dtype=parameters.dtype, device=parameters.device)
-    for i, ((parameter, place), before) in enumerate(zip(parameters.slices(), reference, strict=True)):
-        now = local(parameter.detach()) if weights is None else weights[i]
-        out = v[place].view(now.shape)
-        out.copy_(now)
-        before.subtract_from_(out)
+    now = [local(t.detach()) for t in parameters.tensors] if weights is None else list(weights)
+    v = parameters.flatten(now)
+    subtract_all_(reference, parameters.unflatten(v))
     return v
 
 

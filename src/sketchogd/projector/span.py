@@ -5,11 +5,14 @@ anchor's coordinates in these are enough, and kept corrections have no others. L
 matrix, B (r, n) directions as rows, X = M Bᵀ (m, r) coordinates.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from ..linalg.stacks import stacked, unstacked
 
 EMPTY = 1e-6
 """What is left of a direction with less than this share of its square length counts as nothing."""
@@ -34,22 +37,18 @@ class Span:
 
     def coordinates(self, t: Tensor) -> Tensor:
         """X (m, r) of a parameter."""
-        return self._turned(self.matrix(t).to(self.basis.dtype) @ self.basis.T)
+        return coordinates([self], [t])[0]
 
     def within(self, X: Tensor, shape: torch.Size) -> Tensor:
         """The parameter (of this shape) that has these coordinates and nothing outside of the directions."""
-        M = self._turned(X.to(self.basis.dtype)) @ self.basis
-        return (M.T if self.transposed else M).reshape(shape)
+        return within([self], [X], [shape])[0]
 
     def matrix(self, t: Tensor) -> Tensor:
         """M."""
         return t.flatten(1).T if self.transposed else t.flatten(1)
 
-    def _turned(self, X: Tensor) -> Tensor:
-        return X if self._axis is None else X + torch.outer(X @ self._axis[0], self._axis[1])
-
     @cached_property
-    def _axis(self) -> tuple[Tensor, Tensor] | None:
+    def axis(self) -> tuple[Tensor, Tensor] | None:
         """b̂ and γ b̂."""
         if self.bias is None:
             return None
@@ -58,3 +57,31 @@ class Span:
             return None
         axis = self.bias / square**0.5
         return axis, axis * ((1 - square) ** -0.5 - 1 if 1 - square > EMPTY else -1.0)
+
+
+def coordinates(spans: Sequence[Span], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """X (m, r) of parameters whose matrices M have one shape."""
+    M = stacked([span.matrix(t).to(span.basis.dtype) for span, t in zip(spans, tensors, strict=True)])
+    X = turned(spans, M @ stacked([span.basis for span in spans]).mT)
+    return unstacked(X, [(X.shape[1], len(span.basis)) for span in spans])
+
+
+def within(spans: Sequence[Span], numbers: Sequence[Tensor] | Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """The parameters of these shapes that have these coordinates, a list or a stack, with matrices of one shape."""
+    X = numbers if isinstance(numbers, Tensor) else stacked(numbers)
+    found = turned(spans, X.to(spans[0].basis.dtype)) @ stacked([span.basis for span in spans])
+    pairs = zip(spans, found.unbind(), shapes, strict=True)
+    return [(M.T if span.transposed else M).reshape(shape) for span, M, shape in pairs]
+
+
+def turned(spans: Sequence[Span], X: Tensor) -> Tensor:
+    """X (I + γ b̂ b̂ᵀ) for a stack X (L, m, r)."""
+    axes = [span.axis for span in spans]
+    if not any(axes):
+        return X
+    b, scaled = (stacked([_axis(X, span, axis, i) for span, axis in zip(spans, axes, strict=True)]) for i in (0, 1))
+    return torch.baddbmm(X, X @ b[:, :, None], scaled[:, None, :])
+
+
+def _axis(X: Tensor, span: Span, axis: tuple[Tensor, Tensor] | None, which: int) -> Tensor:
+    return X.new_zeros(len(span.basis)) if axis is None else axis[which]
