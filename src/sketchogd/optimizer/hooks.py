@@ -26,7 +26,7 @@ from .anchor import penalty, relaxed, tension
 from .finite import FiniteCheck
 from .joint import JointGradient, Scaled, corrections_kept
 from .meter import Meter
-from .reference import FULL, Copy, displacement
+from .reference import FULL, Copy, copies_of, displacement, take_all_
 from .step_size import learning_rate, projects_gradients, pulls_updates, step_size
 from .unsettled import UnsettledHooks
 from .warn import Newcomers, guard, protector, unguard, warn_of_broken_step, warn_of_unprotected_steps
@@ -284,11 +284,13 @@ class UpdateProjection:
 
     def _project_gradients(self, projector: Projector, rate: float) -> None:
         def subtract(part: Tensor) -> None:
-            for t, piece in zip(self.parameters.tensors, self.parameters.unflatten(part), strict=True):
+            for t in self.parameters.tensors:
                 if t.grad is None:
                     # A parameter without a gradient must move too where the projection of the others says so.
                     t.grad = torch.zeros_like(t)
-                local(t.grad).sub_(piece.to(t.device))
+            gradients = [local(t.grad) for t in self.parameters.tensors if t.grad is not None]
+            pieces = zip(self.parameters.unflatten(part), gradients, strict=True)
+            torch._foreach_sub_(gradients, [piece.to(gradient.device) for piece, gradient in pieces])
 
         with torch.no_grad():
             v = self.parameters.flatten([t.grad for t in self.parameters.tensors])
@@ -301,12 +303,12 @@ class UpdateProjection:
         if self.reference is None:
             self.reference = self._copies(projector, [local(t.detach()) for t in self.parameters.tensors])
         else:
-            for copy, t in zip(self.reference, self.parameters.tensors, strict=True):
-                copy.take_(local(t.detach()))
+            take_all_(self.reference, [local(t.detach()) for t in self.parameters.tensors])
 
     def _copies(self, projector: Projector, weights: Iterable[Tensor]) -> list[Copy]:
         anchor = projector.anchor or FULL
-        return [Copy.of(t, anchor, projector.span(i)) for i, t in enumerate(weights)]
+        tensors = list(weights)
+        return copies_of(tensors, anchor, [projector.span(i) for i in range(len(tensors))])
 
     def corrections_kept(self, anchor: Anchor | None) -> int:
         """How many corrections of gradients will be kept between steps, per number; see `joint.corrections_kept`."""

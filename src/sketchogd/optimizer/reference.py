@@ -7,9 +7,8 @@ the weights: they are pulled towards it, most where remembered outputs depend on
 Where nothing is pulled outside of some directions, only coordinates in these are kept (`projector.span`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from ..linalg.stacks import alike, stacked, unstacked
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor
-from ..projector.span import Span, coordinates, within
+from ..projector.span import Span, add_within_, coordinates, within
 
 _LEVELS = 127
 
@@ -69,18 +68,19 @@ class Copy:
 
     def subtract_from_(self, t: Tensor) -> None:
         """Overwrite t by t − copy, or by its part within the span."""
-        subtract_all_([self], [t])
+        subtract_all_([t], [self])
 
     def tensor(self) -> Tensor:
         """What was copied, up to rounding; with a span its part within."""
         return tensors_of([self])[0]
 
     @property
-    def _key(self) -> tuple[Any, ...]:
+    def _key(self) -> Hashable:
         """Equal for copies that can be stacked."""
-        n, bias = (None, None) if self.span is None else (self.span.basis.shape[1], self.span.transposed)
-        shape = self.shape if self.span is None else (self.numbers.shape[0],)
-        return self.scales is None, self.numbers.dtype, self.numbers.device, shape, n, bias
+        kind = self.scales is None, self.numbers.dtype, self.numbers.device
+        if self.span is None:
+            return *kind, self.shape
+        return *kind, len(self.numbers), self.span.basis.shape[1], self.span.transposed
 
     @property
     def _nbytes(self) -> int:
@@ -93,79 +93,99 @@ class Copy:
             yield ".scales", self.scales
 
 
-def _groups(copies: Sequence[Copy]) -> Iterator[tuple[list[int], list[Copy]]]:
-    """The copies in stacks, with their places."""
-    for places in alike([copy._key for copy in copies], [copy._nbytes for copy in copies]):
-        yield places, [copies[i] for i in places]
-
-
-def _kept(copies: Sequence[Copy]) -> Tensor:
-    """The numbers of alike copies as a stack (L, …)."""
-    numbers = stacked([copy.numbers for copy in copies])
-    scales = [copy.scales for copy in copies if copy.scales is not None]
-    return numbers * stacked(scales) if scales else numbers
-
-
-def _spans(copies: Sequence[Copy]) -> list[Span] | None:
-    spans = [copy.span for copy in copies if copy.span is not None]
-    return spans or None
-
-
-def tensors_of(copies: Sequence[Copy]) -> list[Tensor]:
-    """What was copied, for many copies at once; one without rounding is not copied again."""
-    found: dict[int, Tensor] = {}
-    for places, some in _groups(copies):
-        spans = _spans(some)
-        if spans is not None:
-            found |= zip(places, within(spans, _kept(some), [copy.shape for copy in some]), strict=True)
-        elif some[0].scales is None:
-            found |= zip(places, [copy.numbers for copy in some], strict=True)
-        else:
-            found |= zip(places, _kept(some).unbind(), strict=True)
-    return [found[i] for i in range(len(copies))]
+def copies_of(tensors: Sequence[Tensor], anchor: Anchor, spans: Sequence[Span | None]) -> list[Copy]:
+    """Copies of many tensors in memory of their own."""
+    copies = [Copy.like(t, anchor, span) for t, span in zip(tensors, spans, strict=True)]
+    take_all_(copies, tensors)
+    return copies
 
 
 def take_all_(copies: Sequence[Copy], tensors: Sequence[Tensor]) -> None:
     """Overwrite copies by copies of these tensors."""
-    for places, some in _groups(copies):
-        given, spans = [tensors[i] for i in places], _spans(some)
-        if spans is not None:
+    for places, some, spans in _stacks(copies):
+        given = [tensors[i] for i in places]
+        if spans:
             given = coordinates(spans, given)
         if some[0].scales is None:
             torch._foreach_copy_([copy.numbers for copy in some], given)
             continue
         X = stacked(given)
         scales = _scales(X)
-        shapes = [copy.numbers.shape for copy in some]
-        whole = (X / scales).round_().clamp_(-_LEVELS, _LEVELS).to(torch.int8)
+        whole = (X / scales).round_().clamp_(-_LEVELS, _LEVELS)
         torch._foreach_copy_([copy.scales for copy in some], list(scales.unbind()))  # type: ignore[misc]
-        torch._foreach_copy_([copy.numbers for copy in some], unstacked(whole, shapes))
+        torch._foreach_copy_([copy.numbers for copy in some], unstacked(whole, [copy.numbers.shape for copy in some]))
+
+
+def tensors_of(copies: Sequence[Copy]) -> list[Tensor]:
+    """What was copied; where it is kept in full, the copy itself."""
+    found: dict[int, Tensor] = {}
+    for places, some, spans in _stacks(copies):
+        if spans:
+            numbers = within(spans, _numbers(some), [copy.shape for copy in some])
+        else:
+            numbers = [some[0].numbers] if some[0].scales is None and len(some) == 1 else _whole(some)
+        found |= zip(places, numbers, strict=True)
+    return [found[i] for i in range(len(copies))]
+
+
+def add_all_(tensors: Sequence[Tensor], copies: Sequence[Copy], factor: Tensor | None = None) -> None:
+    """Overwrite tensors t by t + copy, or t + factor · copy."""
+    for places, some, spans in _stacks(copies):
+        given = [tensors[i] for i in places]
+        t = given[0]
+        alone = len(some) == 1 and factor is None and t.device == some[0].numbers.device
+        if alone and spans and t.is_contiguous() and t.dtype == spans[0].basis.dtype:
+            add_within_(spans[0], _numbers(some)[0], t)
+        elif alone and not spans and some[0].scales is not None:
+            t.addcmul_(some[0].numbers, some[0].scales)
+        else:
+            found = within(spans, _numbers(some), [copy.shape for copy in some]) if spans else _whole(some)
+            if factor is not None:
+                found = torch._foreach_mul(found, factor.to(found[0]))  # type: ignore[assignment]
+            torch._foreach_add_(given, [part.to(each.device) for part, each in zip(found, given, strict=True)])
+
+
+def subtract_all_(tensors: Sequence[Tensor], copies: Sequence[Copy]) -> None:
+    """Overwrite tensors t by t − copy or, where a copy has a span, by its part within."""
+    for places, some, spans in _stacks(copies):
+        given = [tensors[i] for i in places]
+        if spans:
+            X = stacked(coordinates(spans, given)) - _numbers(some)
+            torch._foreach_copy_(given, within(spans, X, [t.shape for t in given]))
+        elif some[0].scales is not None and len(some) == 1:
+            given[0].addcmul_(some[0].numbers, some[0].scales, value=-1)
+        else:
+            torch._foreach_sub_(given, _whole(some))
+
+
+def _stacks(copies: Sequence[Copy]) -> Iterator[tuple[list[int], list[Copy], list[Span]]]:
+    """Alike copies with their places, and with their spans if they have some."""
+    if not copies:
+        return
+    keys, nbytes = [copy._key for copy in copies], [copy._nbytes for copy in copies]
+    for places in alike(keys, nbytes, copies[0].numbers.device):
+        some = [copies[i] for i in places]
+        yield places, some, [copy.span for copy in some if copy.span is not None]
+
+
+def _whole(copies: Sequence[Copy]) -> list[Tensor]:
+    """What was copied, of alike copies without a span."""
+    return [copy.numbers for copy in copies] if copies[0].scales is None else list(_numbers(copies).unbind())
+
+
+def _numbers(copies: Sequence[Copy]) -> Tensor:
+    """The numbers of alike copies (L, …) times their scales."""
+    numbers = stacked([copy.numbers for copy in copies])
+    scales = [copy.scales for copy in copies if copy.scales is not None]
+    return numbers * stacked(scales) if scales else numbers
 
 
 def _scales(X: Tensor) -> Tensor:
-    """c of a stack of tensors (L, …), one per row; float32."""
-    if not X.numel():
-        return torch.ones(*X.shape[:2], *[1] * (X.ndim - 2), device=X.device) if X.ndim > 2 else X.new_ones(len(X), 1)
-    largest = X.abs()
-    largest = largest.amax(tuple(range(2, X.ndim)), keepdim=True) if X.ndim > 2 else _of_vectors(largest)
-    return (largest / _LEVELS).to(torch.float32).clamp_min_(torch.finfo(torch.float32).tiny)
-
-
-def _of_vectors(largest: Tensor) -> Tensor:
-    """A vector is one row."""
-    return largest.amax(1, keepdim=True) if largest.ndim > 1 else largest
-
-
-def subtract_all_(copies: Sequence[Copy], tensors: Sequence[Tensor]) -> None:
-    """Overwrite tensors t by t − copy or, where a copy has a span, by its part within."""
-    for places, some in _groups(copies):
-        given, spans = [tensors[i] for i in places], _spans(some)
-        if spans is None:
-            kept = [copy.numbers for copy in some] if some[0].scales is None else list(_kept(some).unbind())
-            torch._foreach_sub_(given, kept)
-            continue
-        X = stacked(coordinates(spans, given)) - _kept(some)
-        torch._foreach_copy_(given, within(spans, X, [t.shape for t in given]))
+    """c for every row of tensors (L, …), or for each of them if they have less than two dimensions; float32."""
+    rows = X.flatten(2) if X.ndim > 2 else X.reshape(len(X), 1, X.shape[1] if X.ndim > 1 else 1)
+    largest = rows.abs().amax(2) if rows.shape[2] else rows.new_zeros(rows.shape[:2])
+    scales = (largest / _LEVELS).to(torch.float32).clamp_min_(torch.finfo(torch.float32).tiny)
+    return scales.view(*scales.shape, *[1] * (X.ndim - 2)) if X.ndim > 1 else scales[:, 0]
 
 
 def displacement(
@@ -174,7 +194,7 @@ def displacement(
     """Return the weights, by default the model's, less their copies, as a vector (width,)."""
     now = [local(t.detach()) for t in parameters.tensors] if weights is None else list(weights)
     v = parameters.flatten(now)
-    subtract_all_(reference, parameters.unflatten(v))
+    subtract_all_(parameters.unflatten(v), reference)
     return v
 
 

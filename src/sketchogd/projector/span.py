@@ -62,19 +62,25 @@ class Span:
 def coordinates(spans: Sequence[Span], tensors: Sequence[Tensor]) -> list[Tensor]:
     """X (m, r) of parameters whose matrices M have one shape."""
     M = stacked([span.matrix(t).to(span.basis.dtype) for span, t in zip(spans, tensors, strict=True)])
-    X = turned(spans, M @ stacked([span.basis for span in spans]).mT)
+    X = _turned(spans, M @ stacked([span.basis for span in spans]).mT)
     return unstacked(X, [(X.shape[1], len(span.basis)) for span in spans])
 
 
 def within(spans: Sequence[Span], numbers: Sequence[Tensor] | Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     """The parameters of these shapes that have these coordinates, a list or a stack, with matrices of one shape."""
     X = numbers if isinstance(numbers, Tensor) else stacked(numbers)
-    found = turned(spans, X.to(spans[0].basis.dtype)) @ stacked([span.basis for span in spans])
-    pairs = zip(spans, found.unbind(), shapes, strict=True)
-    return [(M.T if span.transposed else M).reshape(shape) for span, M, shape in pairs]
+    X, B = _turned(spans, X.to(spans[0].basis.dtype)), stacked([span.basis for span in spans])
+    found = B.mT @ X.mT if spans[0].transposed else X @ B
+    return [M.reshape(shape) for M, shape in zip(found.unbind(), shapes, strict=True)]
 
 
-def turned(spans: Sequence[Span], X: Tensor) -> Tensor:
+def add_within_(span: Span, X: Tensor, t: Tensor) -> None:
+    """Add to a contiguous parameter the one that has coordinates X, without writing it down."""
+    X = _turned([span], X[None].to(span.basis.dtype))[0]
+    span.matrix(t).addmm_(X, span.basis)
+
+
+def _turned(spans: Sequence[Span], X: Tensor) -> Tensor:
     """X (I + γ b̂ b̂ᵀ) for a stack X (L, m, r)."""
     axes = [span.axis for span in spans]
     if not any(axes):
