@@ -26,7 +26,7 @@ from .anchor import penalty, relaxed, tension
 from .finite import FiniteCheck
 from .joint import JointGradient, Scaled, corrections_kept
 from .meter import Meter
-from .reference import FULL, Copy, copies_of, displacement, take_all_
+from .reference import FULL, Copies, displacement
 from .step_size import learning_rate, projects_gradients, pulls_updates, step_size
 from .unsettled import UnsettledHooks
 from .warn import Newcomers, guard, protector, unguard, warn_of_broken_step, warn_of_unprotected_steps
@@ -55,7 +55,7 @@ class UpdateProjection:
         self.steps = 0
         self.pending = 0
         self.meter = Meter()
-        self.reference: list[Copy] | None = None
+        self.reference: Copies | None = None
         self.finite = FiniteCheck()
         self.newcomers = Newcomers(parameters)
         self.joint_gradient = JointGradient(parameters, self.finite)
@@ -303,12 +303,12 @@ class UpdateProjection:
         if self.reference is None:
             self.reference = self._copies(projector, [local(t.detach()) for t in self.parameters.tensors])
         else:
-            take_all_(self.reference, [local(t.detach()) for t in self.parameters.tensors])
+            self.reference.take_([local(t.detach()) for t in self.parameters.tensors])
 
-    def _copies(self, projector: Projector, weights: Iterable[Tensor]) -> list[Copy]:
+    def _copies(self, projector: Projector, weights: Iterable[Tensor]) -> Copies:
         anchor = projector.anchor or FULL
         tensors = list(weights)
-        return copies_of(tensors, anchor, [projector.span(i) for i in range(len(tensors))])
+        return Copies.of(tensors, anchor, [projector.span(i) for i in range(len(tensors))])
 
     def corrections_kept(self, anchor: Anchor | None) -> int:
         """How many corrections of gradients will be kept between steps, per number; see `joint.corrections_kept`."""
@@ -322,7 +322,8 @@ class UpdateProjection:
         if projector.anchor is not None and self.reference is not None and self._tension is None:
             moved = displacement(self.parameters, self.reference)
             if projector.anchor.in_span:  # whose directions are about to be overwritten
-                self.reference = [Copy.of(t) for t in self._without(moved)]
+                weights = list(self._without(moved))
+                self.reference = Copies.of(weights, FULL, [None] * len(weights))
             self._tension = tension(projector, moved)
 
     @torch.no_grad()
@@ -344,7 +345,7 @@ class UpdateProjection:
         """Keep the anchor as it is: the new projector is that of what was remembered before."""
         self._tension, self.meter = None, Meter()
         if projector.anchor is not None and projector.anchor.in_span and self.reference is not None:
-            self.reference = self._copies(projector, [copy.tensor() for copy in self.reference])
+            self.reference = self._copies(projector, self.reference.tensors())
             self.joint_gradient.reset()
 
     def reset(self) -> None:

@@ -32,8 +32,8 @@ from ..linalg.stacks import converted
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor, Projector
 from .finite import Finite, FiniteCheck, numbers_in
-from .mean_gradient import MeanGradients, keeps_corrections, some_at_a_time
-from .reference import FULL, ROUNDED, Copy, add_all_, copies_of, displacement, take_all_, tensors_of
+from .mean_gradient import Mean, MeanGradients, keeps_corrections, means_of, some_at_a_time
+from .reference import FULL, ROUNDED, Copies, Stack, displacement
 from .step_size import pulls_updates, step_size
 
 EXPLICIT = 1e-4
@@ -115,7 +115,7 @@ class JointGradient:
     def __init__(self, parameters: ProtectedParameters, check: FiniteCheck) -> None:
         self.parameters = parameters
         self.check = check
-        self.correction: list[Copy] | None = None
+        self.correction: Copies | None = None
         self.means = MeanGradients(parameters)
         self._since = self._added = 0
         self._nonzero: list[float] | None = None
@@ -129,7 +129,7 @@ class JointGradient:
     def before_step(
         self,
         projector: Projector,
-        reference: Sequence[Copy],
+        reference: Copies,
         every: int,
         optimizer: Optimizer,
         args: tuple[Any, ...],
@@ -162,57 +162,76 @@ class JointGradient:
                 correction, finite = self._computed(projector, v, size, gradients, scaled)
                 self._add(finite.or_zero(correction), scaled)
                 return None
-            if self.correction is None or self._since >= every:
-                self._renew(projector, reference, every, optimizer, scaled)
+            due = self.correction is None or self._since >= every
+            new = due and self._renew(projector, reference, every, optimizer, scaled)
             if self.correction is not None:
                 self._add_kept(self.correction, scaled)
                 self._added += 1
+            if new:
+                self._began = self._norm(scaled)
         self._since += 1
         return None
 
     def _renew(
-        self, projector: Projector, reference: Sequence[Copy], every: int, optimizer: Optimizer, scaled: "Scaled"
-    ) -> None:
+        self, projector: Projector, reference: Copies, every: int, optimizer: Optimizer, scaled: "Scaled"
+    ) -> bool:
         """Compute the correction for the steps ahead; one that is not finite leaves the last one in place."""
         v = displacement(self.parameters, reference)
-        here = signed_sums(v)
+        here, gradients = signed_sums(v), self._gradients(scaled)
         step = step_size(optimizer, self.parameters)
         size = every * step
+        means = means_of(optimizer, self.parameters)
         if self.correction is not None:
-            if bool(self._joint_norm(self.correction, scaled) < SETTLED * self._began):
+            left = self._left(optimizer, self.correction, means, gradients, every)
+            if bool(left < SETTLED * self._began):
                 size = min(size, max(step, float((here - self._from).norm() / self._began)))
-            self.means.added(optimizer, self.correction, self._added, every)
-            self._added = 0
-        gradients = self.means.of(optimizer, self._gradients(scaled), self.correction)
-        correction, finite = self._computed(projector, v, size, gradients, scaled)
+        averaged = self.means.of(means, gradients, self.correction)
+        correction, finite = self._computed(projector, v, size, averaged, scaled)
         if not finite:
-            return
+            return False
         pieces = self.parameters.unflatten(correction)
         if self.correction is None:
             spans = [projector.span(i) for i in range(len(pieces))]
-            self.correction = copies_of(pieces, correction_form(projector.anchor), spans)
+            self.correction = Copies.of(pieces, correction_form(projector.anchor), spans)
         else:
-            take_all_(self.correction, pieces)
-        self._nonzero = None
-        self._since, self._from, self._began = 0, here, self._joint_norm(self.correction, scaled)
+            self.correction.take_(pieces)
+        self._since, self._from, self._nonzero = 0, here, None
+        return True
 
-    def _joint_norm(self, correction: Sequence[Copy], scaled: "Scaled") -> Tensor:
-        """‖g + c‖ for the correction c."""
-        gradients, where = self._gradients(scaled), (self.parameters.dtype, self.parameters.device)
+    def _left(
+        self,
+        optimizer: Optimizer,
+        correction: Copies,
+        means: Sequence[Mean | None],
+        gradients: Sequence[Tensor | None],
+        every: int,
+    ) -> Tensor:
+        """‖g + c‖ for the correction c of the last steps, which is taken into the mean of corrections on the way."""
+        where = self.parameters.dtype, self.parameters.device
+        self.means.began(optimizer, correction, self._added, every)
         norms: list[Tensor] = []
-        for places in self.parameters.portions():
-            joint = converted(tensors_of([correction[i] for i in places]), *where)
-            held = [(c, gradient) for c, i in zip(joint, places, strict=True) if (gradient := gradients[i]) is not None]
-            alone = [c for c, i in zip(joint, places, strict=True) if gradients[i] is None]
+        for k, stack in enumerate(correction.stacks):
+            last = stack.tensors()
+            held = [(c, g) for c, i in zip(last, stack.places, strict=True) if (g := gradients[i]) is not None]
+            joint = [c for c, i in zip(last, stack.places, strict=True) if gradients[i] is None]
             if held:
-                given = converted([gradient for _, gradient in held], *where)
-                norms += torch._foreach_norm(torch._foreach_add([c for c, _ in held], given))
-            if alone:
-                norms += torch._foreach_norm(alone)
+                joint += torch._foreach_add(
+                    converted([c for c, _ in held], *where), converted([g for _, g in held], *where)
+                )
+            norms += torch._foreach_norm(converted(joint, *where))
+            self.means.added(means, k, last, self._added)
+        self._added = 0
         return torch.linalg.vector_norm(torch.stack(norms))
 
+    def _norm(self, scaled: "Scaled") -> Tensor:
+        """‖g + c‖ of the gradients to which the correction c was added."""
+        gradients = [local(t.grad) for t in self.parameters.tensors if t.grad is not None]
+        given = converted(gradients, self.parameters.dtype, self.parameters.device)
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(given)))
+        return norm if scaled.factor is None else norm / scaled.factor.to(norm)
+
     def _wrapped(
-        self, closure: Callable[[], Any], projector: Projector, reference: Sequence[Copy], size: float
+        self, closure: Callable[[], Any], projector: Projector, reference: Copies, size: float
     ) -> Callable[[], Any]:
         def joint() -> Any:
             loss = closure()
@@ -256,15 +275,22 @@ class JointGradient:
             torch._foreach_mul_(added, scaled.factor.to(correction))
         torch._foreach_add_([local(gradient) for gradient, _ in held], added)
 
-    def _add_kept(self, correction: Sequence[Copy], scaled: "Scaled") -> None:
+    def _add_kept(self, correction: Copies, scaled: "Scaled") -> None:
         """Add the correction that is kept to the gradients."""
         tensors = self.parameters.tensors
         missing = [i for i, t in enumerate(tensors) if t.grad is None]
-        if missing and self._nonzero is None:
-            self._nonzero = numbers_in([copy.numbers.any() for copy in correction])
-        self._begin(missing, [self._nonzero[i] for i in missing] if self._nonzero else [])
-        held = [(local(t.grad), copy) for t, copy in zip(tensors, correction, strict=True) if t.grad is not None]
-        add_all_([gradient for gradient, _ in held], [copy for _, copy in held], scaled.factor)
+        if missing:
+            if self._nonzero is None:
+                self._nonzero = numbers_in([copy.numbers.any() for copy in correction])
+            self._begin(missing, [self._nonzero[i] for i in missing])
+        gradients = [None if t.grad is None else local(t.grad) for t in tensors]
+        for stack in correction.stacks:
+            held = [gradient for i in stack.places if (gradient := gradients[i]) is not None]
+            if len(held) == len(stack.places):
+                stack.add_to_(held, scaled.factor)
+            elif held:
+                left = [copy for i, copy in zip(stack.places, stack.copies, strict=True) if gradients[i] is not None]
+                Stack(list(range(len(left))), left).add_to_(held, scaled.factor)
 
     def _begin(self, missing: Sequence[int], moved: Sequence[float]) -> None:
         """Without a gradient an optimizer passes a parameter by; it must move where the pull says so."""

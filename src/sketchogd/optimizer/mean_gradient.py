@@ -19,7 +19,7 @@ from torch.optim import Adam, Adamax, NAdam, Optimizer, RAdam
 from ..linalg.stacks import converted
 from ..model.parameters import ProtectedParameters, local
 from .finite import numbers_in
-from .reference import ROUNDED, Copy, copies_of, take_all_, tensors_of
+from .reference import ROUNDED, Copies, Stack
 
 NEGLIGIBLE = 0.05
 """What counts in a mean with less than this share is left out."""
@@ -45,57 +45,71 @@ class MeanGradients:
 
     def __init__(self, parameters: ProtectedParameters) -> None:
         self.parameters = parameters
-        self.corrections: list[Copy] | None = None
+        self.corrections: Copies | None = None
         self._known = 0
 
     def reset(self) -> None:
         """Forget the corrections; means are used again when those of before hardly count in them."""
         self.corrections, self._known = None, 0
 
-    def added(self, optimizer: Optimizer, last: Sequence[Copy], steps: int, every: int) -> None:
-        """Take the last correction, which was added to so many steps, into C."""
+    def began(self, optimizer: Optimizer, last: Copies, steps: int, every: int) -> None:
+        """Note that the last correction was added to so many steps; `added` takes it into C, one stack at a time."""
         self._known += steps
         if not keeps_corrections(optimizer, every):
             self.corrections = None
-            return
+        elif self.corrections is None:
+            zero = torch.zeros((), device=self.parameters.device)
+            zeros = [zero.expand(copy.shape) for copy in last]
+            self.corrections = Copies.of(zeros, ROUNDED, [copy.span for copy in last])
+
+    def added(self, means: "Sequence[Mean | None]", k: int, last: Sequence[Tensor], steps: int) -> None:
+        """Take what the k-th stack of the last correction holds into C."""
         if self.corrections is None:
-            zeros = [torch.zeros(copy.shape, device=copy.numbers.device) for copy in last]
-            self.corrections = copies_of(zeros, ROUNDED, [copy.span for copy in last])
-        means, device = means_of(optimizer, self.parameters), self.parameters.device
-        for places in self.parameters.portions():
-            for (beta, _), some in _alike(means, places):
-                kept = [self.corrections[i] for i in some]
-                added = converted(tensors_of([last[i] for i in some]), torch.float32, device)
-                take_all_(kept, torch._foreach_lerp(added, tensors_of(kept), beta**steps))
+            return
+        stack = self.corrections.stacks[k]
+        kept = stack.tensors()
+        for (beta, _), some in _alike([means[i] for i in stack.places]):
+            mixed = torch._foreach_lerp([last[j].float() for j in some], [kept[j] for j in some], beta**steps)
+            for j, t in zip(some, mixed, strict=True):
+                kept[j] = t
+        stack.take_(kept)
 
     def of(
-        self, optimizer: Optimizer, gradients: Sequence[Tensor | None], last: Sequence[Copy] | None
+        self, means: "Sequence[Mean | None]", gradients: Sequence[Tensor | None], last: Copies | None
     ) -> Iterator[tuple[list[int], list[Tensor]]]:
         """Mean gradients with those of this step, a few at a time, with their places.
 
         Where the mean is not known they are the gradients of this step alone.
 
         Args:
-            optimizer: whose means they are.
+            means: what the optimizer keeps.
             gradients: of this step; None where there is none.
             last: the last correction, which stands for C where that is not kept.
         """
-        means, where = means_of(optimizer, self.parameters), (self.parameters.dtype, self.parameters.device)
-        corrections = self.corrections or last
-        for places, now in some_at_a_time(self.parameters, gradients):
-            found = dict(zip(places, now, strict=True))
-            for (beta, steps), some in _alike(means, places):
-                if steps != self._known and beta**self._known >= NEGLIGIBLE:
-                    continue
-                before = converted([means[i].total for i in some], *where)  # type: ignore[union-attr]
-                if corrections is not None:
+        corrections, where = self.corrections or last, (self.parameters.dtype, self.parameters.device)
+        parts: list[tuple[list[int], Stack | None]] = [(places, None) for places in self.parameters.portions()]
+        if corrections is not None:
+            parts = [(stack.places, stack) for stack in corrections.stacks]
+        for places, stack in parts:
+            known = [means[i] if self._knows(means[i]) and gradients[i] is not None else None for i in places]
+            held = [i for i in places if gradients[i] is not None]
+            found = dict(
+                zip(held, converted([g for i in held if (g := gradients[i]) is not None], *where), strict=True)
+            )
+            kept = None if stack is None or not any(known) else converted(stack.tensors(), *where)
+            for (beta, steps), some in _alike(known):
+                before = converted([known[j].total for j in some], *where)  # type: ignore[union-attr]
+                if kept is not None:
                     share = 1.0 if self.corrections is not None else 1 - beta**steps
-                    kept = converted(tensors_of([corrections[i] for i in some]), *where)
-                    before = torch._foreach_add(before, kept, alpha=-share)  # type: ignore[assignment]
-                mean = torch._foreach_lerp([found[i] for i in some], before, beta)
+                    added = torch._foreach_add(before, [kept[j] for j in some], alpha=-share)
+                    before = list(added)
+                mean = torch._foreach_lerp([found[places[j]] for j in some], before, beta)
                 torch._foreach_div_(mean, 1 - beta ** (steps + 1))
-                found |= zip(some, mean, strict=True)
-            yield places, [found[i] for i in places]
+                found |= zip([places[j] for j in some], mean, strict=True)
+            yield held, [found[i] for i in held]
+
+    def _knows(self, mean: "Mean | None") -> bool:
+        return mean is not None and (mean.steps == self._known or mean.beta**self._known < NEGLIGIBLE)
 
 
 class Mean(NamedTuple):
@@ -128,11 +142,10 @@ def some_at_a_time(
         yield [i for i, _ in held], converted([gradient for _, gradient in held], parameters.dtype, parameters.device)
 
 
-def _alike(means: Sequence[Mean | None], places: Sequence[int]) -> Iterable[tuple[tuple[float, float], list[int]]]:
-    """Those of these places that have means, by β and k."""
+def _alike(means: Sequence[Mean | None]) -> Iterable[tuple[tuple[float, float], list[int]]]:
+    """The places of means, by β and k."""
     found: dict[tuple[float, float], list[int]] = {}
-    for i in places:
-        mean = means[i]
+    for i, mean in enumerate(means):
         if mean is not None:
             found.setdefault((mean.beta, mean.steps), []).append(i)
     return found.items()

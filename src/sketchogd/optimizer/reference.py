@@ -7,8 +7,10 @@ the weights: they are pulled towards it, most where remembered outputs depend on
 Where nothing is pulled outside of some directions, only coordinates in these are kept (`projector.span`).
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from torch import Tensor
 from ..linalg.stacks import alike, stacked, unstacked
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor
-from ..projector.span import Span, add_within_, coordinates, within
+from ..projector.span import Span, Spans
 
 _LEVELS = 127
 
@@ -46,14 +48,13 @@ class Copy:
     @staticmethod
     def of(t: Tensor, anchor: Anchor = FULL, span: Span | None = None) -> "Copy":
         """A copy of t in memory of its own."""
-        copy = Copy.like(t, anchor, span)
-        copy.take_(t)
-        return copy
+        return Copies.of([t], anchor, [span])[0]
 
     @staticmethod
     def like(t: Tensor, anchor: Anchor = FULL, span: Span | None = None) -> "Copy":
         """Room for a copy of t; its numbers are not set."""
-        numbers = t if span is None else t.new_empty(len(span.matrix(t)), len(span.basis))
+        # coordinates are in memory as (r, m), so that stacks of other r are made without a kernel for each
+        numbers = t if span is None else t.new_empty(len(span.basis), len(span.matrix(t))).T
         if anchor.dtype is None or (anchor.in_span and span is None):
             return Copy(torch.empty_like(numbers), None, span, t.shape)
         if anchor.in_span:
@@ -64,27 +65,23 @@ class Copy:
 
     def take_(self, t: Tensor) -> None:
         """Overwrite the copy by a copy of t."""
-        take_all_([self], [t])
+        Copies([self]).take_([t])
 
     def subtract_from_(self, t: Tensor) -> None:
         """Overwrite t by t − copy, or by its part within the span."""
-        subtract_all_([t], [self])
+        Copies([self]).subtract_from_([t])
 
     def tensor(self) -> Tensor:
         """What was copied, up to rounding; with a span its part within."""
-        return tensors_of([self])[0]
+        return Copies([self]).stacks[0].tensors()[0]
 
     @property
-    def _key(self) -> Hashable:
-        """Equal for copies that can be stacked."""
+    def kind(self) -> Hashable:
+        """Equal for copies that may be in one stack."""
         kind = self.scales is None, self.numbers.dtype, self.numbers.device
-        if self.span is None:
-            return *kind, self.shape
-        return *kind, len(self.numbers), self.span.basis.shape[1], self.span.transposed
-
-    @property
-    def _nbytes(self) -> int:
-        return 4 * self.shape.numel()
+        if self.span is not None:
+            return *kind, len(self.numbers), self.span.basis.shape[1], self.span.transposed
+        return *kind, None if len(self.shape) == 1 else self.shape
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
         """Its tensors, each with a suffix for the name of the parameter."""
@@ -93,108 +90,153 @@ class Copy:
             yield ".scales", self.scales
 
 
-def copies_of(tensors: Sequence[Tensor], anchor: Anchor, spans: Sequence[Span | None]) -> list[Copy]:
-    """Copies of many tensors in memory of their own."""
-    copies = [Copy.like(t, anchor, span) for t, span in zip(tensors, spans, strict=True)]
-    take_all_(copies, tensors)
-    return copies
+@dataclass(eq=False)
+class Stack:
+    """Alike copies, which are computed with at once.
 
+    Args:
+        places: where they are among all copies.
+        copies: these.
+    """
 
-def take_all_(copies: Sequence[Copy], tensors: Sequence[Tensor]) -> None:
-    """Overwrite copies by copies of these tensors."""
-    for places, some, spans in _stacks(copies):
-        given = [tensors[i] for i in places]
-        if spans:
-            given = coordinates(spans, given)
-        if some[0].scales is None:
-            torch._foreach_copy_([copy.numbers for copy in some], given)
-            continue
-        X = stacked(given)
-        scales = _scales(X)
-        whole = (X / scales).round_().clamp_(-_LEVELS, _LEVELS)
-        torch._foreach_copy_([copy.scales for copy in some], list(scales.unbind()))  # type: ignore[misc]
-        torch._foreach_copy_([copy.numbers for copy in some], unstacked(whole, [copy.numbers.shape for copy in some]))
+    places: list[int]
+    copies: list[Copy]
 
+    @cached_property
+    def spans(self) -> Spans | None:
+        """Their directions, if they have some."""
+        spans = [copy.span for copy in self.copies if copy.span is not None]
+        return Spans(spans) if spans else None
 
-def tensors_of(copies: Sequence[Copy]) -> list[Tensor]:
-    """What was copied; where it is kept in full, the copy itself."""
-    found: dict[int, Tensor] = {}
-    for places, some, spans in _stacks(copies):
-        if spans:
-            numbers = within(spans, _numbers(some), [copy.shape for copy in some])
+    @property
+    def full(self) -> bool:
+        """Whether copies are kept as they are."""
+        return self.spans is None and self.copies[0].scales is None
+
+    def take_(self, given: Sequence[Tensor]) -> None:
+        """Overwrite the copies."""
+        numbers = [copy.numbers for copy in self.copies]
+        if self.full:
+            torch._foreach_copy_(numbers, list(given))
+            return
+        X = stacked(given) if self.spans is None else self.spans.coordinates(given)
+        scales = [copy.scales for copy in self.copies if copy.scales is not None]
+        if scales:
+            found = _scales(X)
+            torch._foreach_copy_(scales, list(found.unbind()))
+            X = (X / found).round_().clamp_(-_LEVELS, _LEVELS)
+        if self.spans is not None:  # as they are in memory
+            numbers, X = [each.T for each in numbers], X.mT
+        torch._foreach_copy_(numbers, unstacked(X.to(numbers[0].dtype), [each.shape for each in numbers]))
+
+    def tensors(self) -> list[Tensor]:
+        """What was copied; where it is kept in full, the copies themselves."""
+        if self.full:
+            return [copy.numbers for copy in self.copies]
+        shapes = [copy.shape for copy in self.copies]
+        numbers = self._numbers()
+        return unstacked(numbers, shapes) if self.spans is None else self.spans.within(numbers, shapes)
+
+    def add_to_(self, given: Sequence[Tensor], factor: Tensor | None = None) -> None:
+        """Overwrite tensors t by t + copy, or t + factor · copy."""
+        t, first = given[0], self.copies[0]
+        alone = len(given) == 1 and factor is None and t.device == first.numbers.device
+        if alone and self.spans is not None and t.is_contiguous() and t.dtype == self.spans.spans[0].basis.dtype:
+            self.spans.add_to_(t, self._numbers())
+        elif alone and self.spans is None and first.scales is not None:
+            t.addcmul_(first.numbers, first.scales)
         else:
-            numbers = [some[0].numbers] if some[0].scales is None and len(some) == 1 else _whole(some)
-        found |= zip(places, numbers, strict=True)
-    return [found[i] for i in range(len(copies))]
-
-
-def add_all_(tensors: Sequence[Tensor], copies: Sequence[Copy], factor: Tensor | None = None) -> None:
-    """Overwrite tensors t by t + copy, or t + factor · copy."""
-    for places, some, spans in _stacks(copies):
-        given = [tensors[i] for i in places]
-        t = given[0]
-        alone = len(some) == 1 and factor is None and t.device == some[0].numbers.device
-        if alone and spans and t.is_contiguous() and t.dtype == spans[0].basis.dtype:
-            add_within_(spans[0], _numbers(some)[0], t)
-        elif alone and not spans and some[0].scales is not None:
-            t.addcmul_(some[0].numbers, some[0].scales)
-        else:
-            found = within(spans, _numbers(some), [copy.shape for copy in some]) if spans else _whole(some)
+            found = self.tensors()
             if factor is not None:
                 found = torch._foreach_mul(found, factor.to(found[0]))  # type: ignore[assignment]
-            torch._foreach_add_(given, [part.to(each.device) for part, each in zip(found, given, strict=True)])
+            torch._foreach_add_(list(given), [part.to(t.device) for part, t in zip(found, given, strict=True)])
 
-
-def subtract_all_(tensors: Sequence[Tensor], copies: Sequence[Copy]) -> None:
-    """Overwrite tensors t by t − copy or, where a copy has a span, by its part within."""
-    for places, some, spans in _stacks(copies):
-        given = [tensors[i] for i in places]
-        if spans:
-            X = stacked(coordinates(spans, given)) - _numbers(some)
-            torch._foreach_copy_(given, within(spans, X, [t.shape for t in given]))
-        elif some[0].scales is not None and len(some) == 1:
-            given[0].addcmul_(some[0].numbers, some[0].scales, value=-1)
+    def subtract_from_(self, given: Sequence[Tensor]) -> None:
+        """Overwrite tensors t by t − copy or, where there are spans, by its part within."""
+        first = self.copies[0]
+        if self.spans is not None:
+            X = self.spans.coordinates(given) - self._numbers()
+            torch._foreach_copy_(list(given), self.spans.within(X, [t.shape for t in given]))
+        elif first.scales is not None and len(given) == 1:
+            given[0].addcmul_(first.numbers, first.scales, value=-1)
         else:
-            torch._foreach_sub_(given, _whole(some))
+            torch._foreach_sub_(list(given), self.tensors())
+
+    def _numbers(self) -> Tensor:
+        """The numbers (L, …) times their scales."""
+        if self.spans is None:
+            numbers = stacked([copy.numbers for copy in self.copies])
+        else:
+            numbers = stacked([copy.numbers.T for copy in self.copies]).mT
+        scales = [copy.scales for copy in self.copies if copy.scales is not None]
+        return numbers * stacked(scales) if scales else numbers
 
 
-def _stacks(copies: Sequence[Copy]) -> Iterator[tuple[list[int], list[Copy], list[Span]]]:
-    """Alike copies with their places, and with their spans if they have some."""
-    if not copies:
-        return
-    keys, nbytes = [copy._key for copy in copies], [copy._nbytes for copy in copies]
-    for places in alike(keys, nbytes, copies[0].numbers.device):
-        some = [copies[i] for i in places]
-        yield places, some, [copy.span for copy in some if copy.span is not None]
+class Copies(Sequence[Copy]):
+    """A copy of each of many tensors.
 
+    Args:
+        copies: these.
+    """
 
-def _whole(copies: Sequence[Copy]) -> list[Tensor]:
-    """What was copied, of alike copies without a span."""
-    return [copy.numbers for copy in copies] if copies[0].scales is None else list(_numbers(copies).unbind())
+    def __init__(self, copies: Iterable[Copy]) -> None:
+        self._copies = list(copies)
 
+    @staticmethod
+    def of(tensors: Sequence[Tensor], anchor: Anchor, spans: Sequence[Span | None]) -> "Copies":
+        """Copies of many tensors in memory of their own."""
+        copies = Copies(Copy.like(t, anchor, span) for t, span in zip(tensors, spans, strict=True))
+        copies.take_(tensors)
+        return copies
 
-def _numbers(copies: Sequence[Copy]) -> Tensor:
-    """The numbers of alike copies (L, …) times their scales."""
-    numbers = stacked([copy.numbers for copy in copies])
-    scales = [copy.scales for copy in copies if copy.scales is not None]
-    return numbers * stacked(scales) if scales else numbers
+    @overload
+    def __getitem__(self, i: int) -> Copy: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Copy]: ...
+    def __getitem__(self, i: int | slice) -> Copy | list[Copy]:
+        return self._copies[i]
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    @cached_property
+    def stacks(self) -> list[Stack]:
+        """Alike ones together."""
+        if not self._copies:
+            return []
+        kinds, device = [copy.kind for copy in self], self[0].numbers.device
+        found = alike(kinds, [4 * copy.shape.numel() for copy in self], device)
+        return [Stack(places, [self[i] for i in places]) for places in found]
+
+    def take_(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite the copies by copies of these tensors."""
+        for stack in self.stacks:
+            stack.take_([tensors[i] for i in stack.places])
+
+    def tensors(self) -> list[Tensor]:
+        """What was copied; where it is kept in full, the copies themselves."""
+        found = {i: t for stack in self.stacks for i, t in zip(stack.places, stack.tensors(), strict=True)}
+        return [found[i] for i in range(len(self))]
+
+    def subtract_from_(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite tensors t by t − copy or, where a copy has a span, by its part within."""
+        for stack in self.stacks:
+            stack.subtract_from_([tensors[i] for i in stack.places])
 
 
 def _scales(X: Tensor) -> Tensor:
     """c for every row of tensors (L, …), or for each of them if they have less than two dimensions; float32."""
     rows = X.flatten(2) if X.ndim > 2 else X.reshape(len(X), 1, X.shape[1] if X.ndim > 1 else 1)
-    largest = rows.abs().amax(2) if rows.shape[2] else rows.new_zeros(rows.shape[:2])
+    largest = torch.linalg.vector_norm(rows, torch.inf, 2) if rows.shape[2] else rows.new_zeros(rows.shape[:2])
     scales = (largest / _LEVELS).to(torch.float32).clamp_min_(torch.finfo(torch.float32).tiny)
     return scales.view(*scales.shape, *[1] * (X.ndim - 2)) if X.ndim > 1 else scales[:, 0]
 
 
-def displacement(
-    parameters: ProtectedParameters, reference: Sequence[Copy], weights: Sequence[Tensor] | None = None
-) -> Tensor:
+def displacement(parameters: ProtectedParameters, reference: Copies, weights: Sequence[Tensor] | None = None) -> Tensor:
     """Return the weights, by default the model's, less their copies, as a vector (width,)."""
     now = [local(t.detach()) for t in parameters.tensors] if weights is None else list(weights)
     v = parameters.flatten(now)
-    subtract_all_(parameters.unflatten(v), reference)
+    reference.subtract_from_(parameters.unflatten(v))
     return v
 
 

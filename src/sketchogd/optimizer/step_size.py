@@ -44,13 +44,13 @@ def _sums(squares: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
             torch.stack([v.sqrt().sum().to(device) for v in squares]).sum(),
             torch.stack([(v > 0).sum().to(device) for v in squares]).sum(),
         )
-    sums = []
+    roots, counts = [], []
     for places in alike([(v.dtype, v.device) for v in squares], [v.nbytes for v in squares], device):
         v = torch.cat([squares[i].flatten() for i in places]) if len(places) > 1 else squares[places[0]]
         wide = torch.promote_types(v.dtype, torch.float32)
-        sums.append(torch.stack([v.sqrt().sum(dtype=wide).double(), (v > 0).sum().double()]).to(device))
-    roots, count = torch.stack(sums).sum(0)
-    return roots, count
+        roots.append(v.sqrt().sum(dtype=wide).to(device))
+        counts.append((v > 0).sum().to(device))
+    return torch.stack(roots).sum(), torch.stack(counts).sum()
 
 
 def learning_rate(optimizer: Optimizer, parameters: ProtectedParameters) -> float:

@@ -251,25 +251,25 @@ class PullingStack(LayerStack):
     everywhere: list[float]
 
     @cached_property
-    def _numbers(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Per layer: the largest product's weight; relative to it λδ + everywhere less λδ, outside of V_δ; λa there."""
+    def _values(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Relative to the largest: weight (L, 1, 1), λa (L, 1, r), λδ + everywhere (L, s, 1), that outside of V_δ."""
         (a, d), weights, everywhere = self._largest, self._constants(self.weights), self._constants(self.everywhere)
         outside = everywhere + self._constants([each.unseen_outputs for each in self.spectra])
-        unseen = self._constants([each.unseen for each in self.spectra])
-        return weights * a * d, everywhere / d, outside / d, unseen / a
+        inputs, outputs = self._input_values(), self._output_values()
+        if self.spectra[0].unseen:
+            unseen = self._constants([each.unseen for each in self.spectra])
+            inputs = torch.cat([inputs, (unseen / a).to(inputs)], 2)
+        seen = None if outputs is None else outputs + (everywhere / d).to(outputs)
+        return weights * a * d, inputs, seen, outside / d
 
     def _shares(self, dtype: torch.dtype, travelled: float) -> tuple[Tensor, Tensor | None]:
         """b (L, 1, r) and m (L, s, r), with b₀ and m₀ as one more column unless λa = 0 there."""
-        scale, everywhere, outside, unseen = self._numbers
-        scale = travelled * scale
-        inputs, outputs = self._input_values().to(dtype), self._output_values()
-        if self.spectra[0].unseen:
-            inputs = torch.cat([inputs, unseen.to(dtype)], 2)
+        weight, inputs, outputs, outside = self._values
+        scale = travelled * weight
         if outputs is None:
-            return soft_share(scale.to(dtype) * inputs), None
-        base = soft_share((scale * outside).to(dtype) * inputs)
-        products = (outputs.to(dtype) + everywhere.to(dtype)) * inputs
-        return base, soft_share(products.mul_(scale.to(dtype))).sub_(base)
+            return soft_share(scale.to(dtype) * inputs.to(dtype)), None
+        base = soft_share((scale * outside).to(dtype) * inputs.to(dtype))
+        return base, soft_share(outputs.to(dtype) * (scale.to(dtype) * inputs.to(dtype))).sub_(base)
 
     def protected_part(self, M: Tensor, travelled: float) -> Tensor:
         """See `LayerStack`."""

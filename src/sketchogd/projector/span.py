@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..linalg.stacks import stacked, unstacked
+from ..linalg.stacks import stacked
 
 EMPTY = 1e-6
 """What is left of a direction with less than this share of its square length counts as nothing."""
@@ -37,57 +37,69 @@ class Span:
 
     def coordinates(self, t: Tensor) -> Tensor:
         """X (m, r) of a parameter."""
-        return coordinates([self], [t])[0]
+        return Spans([self]).coordinates([t])[0]
 
     def within(self, X: Tensor, shape: torch.Size) -> Tensor:
         """The parameter (of this shape) that has these coordinates and nothing outside of the directions."""
-        return within([self], [X], [shape])[0]
+        return Spans([self]).within(X[None], [shape])[0]
 
     def matrix(self, t: Tensor) -> Tensor:
         """M."""
         return t.flatten(1).T if self.transposed else t.flatten(1)
 
+
+@dataclass(eq=False)
+class Spans:
+    """The directions of several parameters whose matrices M have one shape, and which are all transposed or none.
+
+    Coordinates are a stack (L, m, r) with zeros up to the largest r, in memory as (L, r, m).
+    """
+
+    spans: Sequence[Span]
+
+    def coordinates(self, tensors: Sequence[Tensor]) -> Tensor:
+        """X (L, m, r) of parameters."""
+        dtype = self.spans[0].basis.dtype
+        M = stacked([t.flatten(1) for t in tensors]).to(dtype)
+        return self._turned(self._bases @ (M if self.spans[0].transposed else M.mT)).mT
+
+    def within(self, X: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+        """The parameters of these shapes that have these coordinates and nothing outside of the directions."""
+        B = self._bases
+        X = self._turned(X.mT.to(B.dtype))
+        found = B.mT @ X if self.spans[0].transposed else X.mT @ B
+        return [M.view(shape) for M, shape in zip(found.unbind(), shapes, strict=True)]
+
+    def add_to_(self, t: Tensor, X: Tensor) -> None:
+        """Add to a contiguous parameter, the only one, what has these coordinates, without writing it down."""
+        X = self._turned(X.mT.to(self.spans[0].basis.dtype))[0]
+        self.spans[0].matrix(t).addmm_(X.T, self.spans[0].basis)
+
+    @property
+    def _bases(self) -> Tensor:
+        """B (L, r, n)."""
+        return stacked([span.basis for span in self.spans])
+
     @cached_property
-    def axis(self) -> tuple[Tensor, Tensor] | None:
-        """b̂ and γ b̂."""
-        if self.bias is None:
+    def _axes(self) -> tuple[Tensor, Tensor] | None:
+        """b̂ (L, 1, r) and γ b̂ (L, r, 1), which are zero where there is no bias."""
+        if all(span.bias is None for span in self.spans):
             return None
-        square = float(self.bias.double().square().sum())
-        if square < EMPTY**2:
-            return None
-        axis = self.bias / square**0.5
-        return axis, axis * ((1 - square) ** -0.5 - 1 if 1 - square > EMPTY else -1.0)
+        bases = [span.basis for span in self.spans]
+        given = [
+            basis.new_zeros(len(basis)) if span.bias is None else span.bias
+            for span, basis in zip(self.spans, bases, strict=True)
+        ]
+        b = stacked(given).double()
+        square = b.square().sum(1, keepdim=True)
+        axis = torch.where(square < EMPTY**2, 0.0, b / square.clamp_min(EMPTY**2).sqrt())
+        outside = 1 - square
+        gamma = torch.where(outside > EMPTY, outside.clamp_min(EMPTY).rsqrt() - 1, -1.0)
+        return axis[:, None, :].to(bases[0].dtype), (axis * gamma)[:, :, None].to(bases[0].dtype)
 
-
-def coordinates(spans: Sequence[Span], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """X (m, r) of parameters whose matrices M have one shape."""
-    M = stacked([span.matrix(t).to(span.basis.dtype) for span, t in zip(spans, tensors, strict=True)])
-    X = _turned(spans, M @ stacked([span.basis for span in spans]).mT)
-    return unstacked(X, [(X.shape[1], len(span.basis)) for span in spans])
-
-
-def within(spans: Sequence[Span], numbers: Sequence[Tensor] | Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """The parameters of these shapes that have these coordinates, a list or a stack, with matrices of one shape."""
-    X = numbers if isinstance(numbers, Tensor) else stacked(numbers)
-    X, B = _turned(spans, X.to(spans[0].basis.dtype)), stacked([span.basis for span in spans])
-    found = B.mT @ X.mT if spans[0].transposed else X @ B
-    return [M.reshape(shape) for M, shape in zip(found.unbind(), shapes, strict=True)]
-
-
-def add_within_(span: Span, X: Tensor, t: Tensor) -> None:
-    """Add to a contiguous parameter the one that has coordinates X, without writing it down."""
-    X = _turned([span], X[None].to(span.basis.dtype))[0]
-    span.matrix(t).addmm_(X, span.basis)
-
-
-def _turned(spans: Sequence[Span], X: Tensor) -> Tensor:
-    """X (I + γ b̂ b̂ᵀ) for a stack X (L, m, r)."""
-    axes = [span.axis for span in spans]
-    if not any(axes):
-        return X
-    b, scaled = (stacked([_axis(X, span, axis, i) for span, axis in zip(spans, axes, strict=True)]) for i in (0, 1))
-    return torch.baddbmm(X, X @ b[:, :, None], scaled[:, None, :])
-
-
-def _axis(X: Tensor, span: Span, axis: tuple[Tensor, Tensor] | None, which: int) -> Tensor:
-    return X.new_zeros(len(span.basis)) if axis is None else axis[which]
+    def _turned(self, X: Tensor) -> Tensor:
+        """(I + γ b̂ b̂ᵀ) X for X (L, r, m)."""
+        if self._axes is None:
+            return X
+        axis, scaled = self._axes
+        return torch.baddbmm(X, scaled, axis @ X)
