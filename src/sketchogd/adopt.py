@@ -14,7 +14,7 @@ from .errors import ProtectionError
 from .memory import GradientMemory, LayerMemory, Memory
 from .model.batches import Output
 from .model.parameters import ProtectedParameters
-from .optimizer.reference import FULL, Copy
+from .optimizer.reference import FULL, Copies, Copy
 from .projector.base import Anchor
 from .sketch import Additive, FlatTailSketch, Sketch
 from .sketch.columns import Whole
@@ -142,9 +142,7 @@ def _carry(source: Sketch, target: Sketch, index: Tensor) -> None:
     target.count, target.energy = source.count, source.energy
 
 
-def carried_anchor(
-    copies: list[Copy], old: ProtectedParameters, new: ProtectedParameters, anchor: Anchor
-) -> list[Copy]:
+def carried_anchor(copies: Copies, old: ProtectedParameters, new: ProtectedParameters, anchor: Anchor) -> Copies:
     """The weights that are pulled back to: the old ones, and the present ones of what is new.
 
     In full where coordinates are to be kept: their directions are known with the new projector only.
@@ -163,4 +161,4 @@ def carried_anchor(
             copy.subtract_from_(moved)
             corner -= moved
         found.append(Copy.of(weights, FULL if anchor.in_span else anchor))
-    return found
+    return Copies(found)

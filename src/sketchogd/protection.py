@@ -7,7 +7,7 @@ step from batches to the memory goes through a `Team`.
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NoReturn
@@ -445,7 +445,7 @@ class Protection:
             purpose = "their mean, to tell the mean gradient from what Adam keeps (every > 1)"
             yield from self._copies("mean_correction", purpose, projection.joint_gradient.means.corrections, ROUNDED)
 
-    def _copies(self, name: str, purpose: str, copies: list[Copy] | None, anchor: Anchor) -> Iterator[Held]:
+    def _copies(self, name: str, purpose: str, copies: Sequence[Copy] | None, anchor: Anchor) -> Iterator[Held]:
         if copies is None:
             # Room of full size is not allocated only to be counted: the weights themselves stand for it.
             spans = self.memory.spans(self.parameters)

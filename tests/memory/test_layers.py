@@ -7,7 +7,7 @@ from torch import nn
 import sketchogd as so
 from sketchogd.model.parameters import ProtectedParameters
 from sketchogd.projector import LayerSpectra, ShrinkingLayer
-from sketchogd.projector.layers import energy_threshold
+from sketchogd.projector.kronecker import energy_threshold
 from tests import models, reference
 from tests.reference import projected
 

@@ -5,7 +5,7 @@ over processes (DTensors, as in FSDP2), each process has its own part of the vec
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ProtectionError
+from ..linalg.stacks import portions
 from ..sketch.columns import Columns, Whole
 
 Selection = str | nn.Module | Sequence[str | nn.Module] | Callable[[str, nn.Parameter], bool] | None
@@ -121,12 +122,14 @@ class ProtectedParameters:
         tensor([1., 1., 0.])
         """
         out = torch.empty(self.width, dtype=self.dtype, device=self.device) if out is None else out
-        for i, (parameter, place) in enumerate(self.slices()):
-            value = parameter.detach() if values is None else values[i]
-            if value is None:
-                out[place] = 0
-            else:
-                out[place] = local(value).to_dense().reshape(-1)
+        given = [parameter.detach() for parameter in self.tensors] if values is None else values
+        pairs = list(zip(self.unflatten(out), given, strict=True))
+        missing = [piece for piece, value in pairs if value is None]
+        if missing:
+            torch._foreach_zero_(missing)
+        held = [(piece, local(value).to_dense().detach()) for piece, value in pairs if value is not None]
+        if held:
+            torch._foreach_copy_([piece for piece, _ in held], [value.reshape(piece.shape) for piece, value in held])
         return out
 
     def unflatten(self, vector: Tensor) -> list[Tensor]:
@@ -138,11 +141,18 @@ class ProtectedParameters:
             raise ValueError(f"expected a vector of length {self.width}, got shape {tuple(vector.shape)}")
         return [vector[place].view(local(t.detach()).shape) for t, place in self.slices()]
 
+    def portions(self) -> Iterator[list[int]]:
+        """Yield the places of a few parameters at a time, for work on many of them that needs room."""
+        itemsize = self.dtype.itemsize
+        sizes = [itemsize * (stop - start) for start, stop in zip(self.offsets, self.offsets[1:], strict=False)]
+        return portions(sizes, self.device)
+
     @torch.no_grad()
     def add_(self, vector: Tensor, alpha: float = 1.0) -> None:
         """Add alpha · vector to the parameters, in place and without another copy of the model."""
-        for t, piece in zip(self.tensors, self.unflatten(vector), strict=True):
-            local(t).add_(piece.to(t.device), alpha=alpha)
+        weights = [local(t) for t in self.tensors]
+        pieces = [piece.to(t.device) for piece, t in zip(self.unflatten(vector), weights, strict=True)]
+        torch._foreach_add_(weights, pieces, alpha=alpha)
 
     def require_unchanged(self) -> None:
         """Raise ProtectionError if the selected parameters are no longer those of the model."""

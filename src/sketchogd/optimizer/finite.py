@@ -5,6 +5,7 @@ Projecting a vector with one NaN makes all of it NaN. Such a step is left to the
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,17 @@ _LOOK_EVERY = 100
 def at_once(t: Tensor) -> bool:
     """Whether reading a number makes nothing wait: on a CPU."""
     return t.device.type == "cpu"
+
+
+def numbers_in(values: Sequence[Tensor | float]) -> list[float]:
+    """Read numbers, of which any may be on a GPU, waiting for it once.
+
+    >>> numbers_in([torch.tensor(2), 0.5])
+    [2.0, 0.5]
+    """
+    far = [value for value in values if isinstance(value, Tensor) and not at_once(value)]
+    read = iter(torch.stack([value.double() for value in far]).tolist() if far else ())
+    return [next(read) if isinstance(v, Tensor) and not at_once(v) else float(v) for v in values]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from .anchor import penalty, relaxed, tension
 from .finite import FiniteCheck
 from .joint import JointGradient, Scaled, corrections_kept
 from .meter import Meter
-from .reference import FULL, Copy, displacement
+from .reference import FULL, Copies, displacement
 from .step_size import learning_rate, projects_gradients, pulls_updates, step_size
 from .unsettled import UnsettledHooks
 from .warn import Newcomers, guard, protector, unguard, warn_of_broken_step, warn_of_unprotected_steps
@@ -55,7 +55,7 @@ class UpdateProjection:
         self.steps = 0
         self.pending = 0
         self.meter = Meter()
-        self.reference: list[Copy] | None = None
+        self.reference: Copies | None = None
         self.finite = FiniteCheck()
         self.newcomers = Newcomers(parameters)
         self.joint_gradient = JointGradient(parameters, self.finite)
@@ -284,11 +284,13 @@ class UpdateProjection:
 
     def _project_gradients(self, projector: Projector, rate: float) -> None:
         def subtract(part: Tensor) -> None:
-            for t, piece in zip(self.parameters.tensors, self.parameters.unflatten(part), strict=True):
+            for t in self.parameters.tensors:
                 if t.grad is None:
                     # A parameter without a gradient must move too where the projection of the others says so.
                     t.grad = torch.zeros_like(t)
-                local(t.grad).sub_(piece.to(t.device))
+            gradients = [local(t.grad) for t in self.parameters.tensors if t.grad is not None]
+            pieces = zip(self.parameters.unflatten(part), gradients, strict=True)
+            torch._foreach_sub_(gradients, [piece.to(gradient.device) for piece, gradient in pieces])
 
         with torch.no_grad():
             v = self.parameters.flatten([t.grad for t in self.parameters.tensors])
@@ -301,12 +303,12 @@ class UpdateProjection:
         if self.reference is None:
             self.reference = self._copies(projector, [local(t.detach()) for t in self.parameters.tensors])
         else:
-            for copy, t in zip(self.reference, self.parameters.tensors, strict=True):
-                copy.take_(local(t.detach()))
+            self.reference.take_([local(t.detach()) for t in self.parameters.tensors])
 
-    def _copies(self, projector: Projector, weights: Iterable[Tensor]) -> list[Copy]:
+    def _copies(self, projector: Projector, weights: Iterable[Tensor]) -> Copies:
         anchor = projector.anchor or FULL
-        return [Copy.of(t, anchor, projector.span(i)) for i, t in enumerate(weights)]
+        tensors = list(weights)
+        return Copies.of(tensors, anchor, [projector.span(i) for i in range(len(tensors))])
 
     def corrections_kept(self, anchor: Anchor | None) -> int:
         """How many corrections of gradients will be kept between steps, per number; see `joint.corrections_kept`."""
@@ -320,7 +322,8 @@ class UpdateProjection:
         if projector.anchor is not None and self.reference is not None and self._tension is None:
             moved = displacement(self.parameters, self.reference)
             if projector.anchor.in_span:  # whose directions are about to be overwritten
-                self.reference = [Copy.of(t) for t in self._without(moved)]
+                weights = list(self._without(moved))
+                self.reference = Copies.of(weights, FULL, [None] * len(weights))
             self._tension = tension(projector, moved)
 
     @torch.no_grad()
@@ -342,7 +345,7 @@ class UpdateProjection:
         """Keep the anchor as it is: the new projector is that of what was remembered before."""
         self._tension, self.meter = None, Meter()
         if projector.anchor is not None and projector.anchor.in_span and self.reference is not None:
-            self.reference = self._copies(projector, [copy.tensor() for copy in self.reference])
+            self.reference = self._copies(projector, self.reference.tensors())
             self.joint_gradient.reset()
 
     def reset(self) -> None:

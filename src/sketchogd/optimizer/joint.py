@@ -28,11 +28,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..linalg.stacks import converted
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor, Projector
-from .finite import Finite, FiniteCheck
-from .mean_gradient import MeanGradients, keeps_corrections
-from .reference import FULL, ROUNDED, Copy, displacement
+from .finite import Finite, FiniteCheck, numbers_in
+from .mean_gradient import Mean, MeanGradients, keeps_corrections, means_of, some_at_a_time
+from .reference import FULL, ROUNDED, Copies, Stack, displacement
 from .step_size import pulls_updates, step_size
 
 EXPLICIT = 1e-4
@@ -60,13 +61,11 @@ class Scaled:
         """Whether the optimizer takes a scale back, or skips the step, by itself."""
         return self.skips or self.factor is not None
 
-    def unscaled(self, gradient: Tensor) -> Tensor:
-        """A gradient without the scale."""
-        return gradient if self.factor is None else gradient / self.factor.to(gradient)
-
-    def scaled(self, gradient: Tensor) -> Tensor:
-        """A gradient with the scale."""
-        return gradient if self.factor is None else gradient * self.factor.to(gradient)
+    def unscaled(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
+        """Gradients without the scale."""
+        if self.factor is None:
+            return gradients
+        return [None if gradient is None else gradient / self.factor.to(gradient) for gradient in gradients]
 
 
 UNSCALED = Scaled()
@@ -85,9 +84,12 @@ def signed_sums(v: Tensor) -> Tensor:
     >>> signed_sums(torch.tensor([3.0, 4.0])).norm()
     tensor(5.)
     """
-    rows = torch.nn.functional.pad(v, (0, -len(v) % SUMS)).view(-1, SUMS)
-    signs = torch.randint(0, 2, (len(rows),), generator=torch.Generator().manual_seed(0), dtype=torch.int8) * 2 - 1
-    return signs.to(rows) @ rows
+    rows, left = v[: len(v) // SUMS * SUMS].view(-1, SUMS), len(v) % SUMS
+    signs = torch.randint(0, 2, (len(rows) + 1,), generator=torch.Generator().manual_seed(0), dtype=torch.int8) * 2 - 1
+    signs = signs.to(v)
+    sums = signs[:-1] @ rows
+    sums[:left] += signs[-1] * v[len(v) - left :]
+    return sums
 
 
 def corrections_kept(optimizer: Optimizer, parameters: ProtectedParameters, every: int) -> int:
@@ -113,21 +115,21 @@ class JointGradient:
     def __init__(self, parameters: ProtectedParameters, check: FiniteCheck) -> None:
         self.parameters = parameters
         self.check = check
-        self.correction: list[Copy] | None = None
+        self.correction: Copies | None = None
         self.means = MeanGradients(parameters)
         self._since = self._added = 0
-        self._began = 0.0
-        self._from = torch.zeros(SUMS)
+        self._nonzero: list[float] | None = None
+        self._began = self._from = torch.zeros(())
 
     def reset(self) -> None:
         """Forget the correction; a new projector begins."""
-        self.correction, self._since, self._added = None, 0, 0
+        self.correction, self._since, self._added, self._nonzero = None, 0, 0, None
         self.means.reset()
 
     def before_step(
         self,
         projector: Projector,
-        reference: Sequence[Copy],
+        reference: Copies,
         every: int,
         optimizer: Optimizer,
         args: tuple[Any, ...],
@@ -155,89 +157,143 @@ class JointGradient:
         with torch.no_grad():
             if every == 1:
                 size = step_size(optimizer, self.parameters)
-                correction, finite = self._computed(projector, reference, size, self._gradients(scaled), scaled)
-                self._add(self.parameters.unflatten(finite.or_zero(correction)), scaled)
+                gradients = some_at_a_time(self.parameters, self._gradients(scaled))
+                v = displacement(self.parameters, reference)
+                correction, finite = self._computed(projector, v, size, gradients, scaled)
+                self._add(finite.or_zero(correction), scaled)
                 return None
-            if self.correction is None or self._since >= every:
-                self._renew(projector, reference, every, optimizer, scaled)
+            due = self.correction is None or self._since >= every
+            new = due and self._renew(projector, reference, every, optimizer, scaled)
             if self.correction is not None:
-                self._add([copy.tensor() for copy in self.correction], scaled)
+                self._add_kept(self.correction, scaled)
                 self._added += 1
+            if new:
+                self._began = self._norm(scaled)
         self._since += 1
         return None
 
     def _renew(
-        self, projector: Projector, reference: Sequence[Copy], every: int, optimizer: Optimizer, scaled: "Scaled"
-    ) -> None:
+        self, projector: Projector, reference: Copies, every: int, optimizer: Optimizer, scaled: "Scaled"
+    ) -> bool:
         """Compute the correction for the steps ahead; one that is not finite leaves the last one in place."""
+        v = displacement(self.parameters, reference)
+        here, gradients = signed_sums(v), self._gradients(scaled)
         step = step_size(optimizer, self.parameters)
-        here = signed_sums(displacement(self.parameters, reference))
         size = every * step
-        if self.correction is not None and self._joint_norm(scaled) < SETTLED * self._began:
-            size = min(size, max(step, float((here - self._from).norm()) / self._began))
+        means = means_of(optimizer, self.parameters)
         if self.correction is not None:
-            self.means.added(optimizer, self.correction, self._added, every)
-            self._added = 0
-        gradients = self.means.of(optimizer, self._gradients(scaled), self.correction)
-        correction, finite = self._computed(projector, reference, size, gradients, scaled)
+            left = self._left(optimizer, self.correction, means, gradients, every)
+            if bool(left < SETTLED * self._began):
+                size = min(size, max(step, float((here - self._from).norm() / self._began)))
+        averaged = self.means.of(means, gradients, self.correction)
+        correction, finite = self._computed(projector, v, size, averaged, scaled)
         if not finite:
-            return
-        pieces, form = self.parameters.unflatten(correction), correction_form(projector.anchor)
+            return False
+        pieces = self.parameters.unflatten(correction)
         if self.correction is None:
-            self.correction = [Copy.like(piece, form, projector.span(i)) for i, piece in enumerate(pieces)]
-        for copy, piece in zip(self.correction, pieces, strict=True):
-            copy.take_(piece)
-        self._since, self._from, self._began = 0, here, self._joint_norm(scaled)
+            spans = [projector.span(i) for i in range(len(pieces))]
+            self.correction = Copies.of(pieces, correction_form(projector.anchor), spans)
+        else:
+            self.correction.take_(pieces)
+        self._since, self._from, self._nonzero = 0, here, None
+        return True
 
-    def _joint_norm(self, scaled: "Scaled") -> float:
-        """‖g + c‖ for the correction c that is kept."""
-        assert self.correction is not None
-        total = torch.zeros((), dtype=self.parameters.dtype, device=self.parameters.device)
-        for t, copy in zip(self.parameters.tensors, self.correction, strict=True):
-            c = copy.tensor()
-            joint = c if t.grad is None else c + scaled.unscaled(local(t.grad)).to(c)
-            total += torch.linalg.vector_norm(joint, dtype=total.dtype).square().to(total.device)
-        return float(total.sqrt())
+    def _left(
+        self,
+        optimizer: Optimizer,
+        correction: Copies,
+        means: Sequence[Mean | None],
+        gradients: Sequence[Tensor | None],
+        every: int,
+    ) -> Tensor:
+        """‖g + c‖ for the correction c of the last steps, which is taken into the mean of corrections on the way."""
+        where = self.parameters.dtype, self.parameters.device
+        self.means.began(optimizer, correction, self._added, every)
+        norms: list[Tensor] = []
+        for k, stack in enumerate(correction.stacks):
+            last = stack.tensors()
+            held = [(c, g) for c, i in zip(last, stack.places, strict=True) if (g := gradients[i]) is not None]
+            joint = [c for c, i in zip(last, stack.places, strict=True) if gradients[i] is None]
+            if held:
+                joint += torch._foreach_add(
+                    converted([c for c, _ in held], *where), converted([g for _, g in held], *where)
+                )
+            norms += torch._foreach_norm(converted(joint, *where))
+            self.means.added(means, k, last, self._added)
+        self._added = 0
+        return torch.linalg.vector_norm(torch.stack(norms))
+
+    def _norm(self, scaled: "Scaled") -> Tensor:
+        """‖g + c‖ of the gradients to which the correction c was added."""
+        gradients = [local(t.grad) for t in self.parameters.tensors if t.grad is not None]
+        given = converted(gradients, self.parameters.dtype, self.parameters.device)
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(given)))
+        return norm if scaled.factor is None else norm / scaled.factor.to(norm)
 
     def _wrapped(
-        self, closure: Callable[[], Any], projector: Projector, reference: Sequence[Copy], size: float
+        self, closure: Callable[[], Any], projector: Projector, reference: Copies, size: float
     ) -> Callable[[], Any]:
         def joint() -> Any:
             loss = closure()
             with torch.no_grad():
-                gradients = self._gradients(UNSCALED)
-                correction, finite = self._computed(projector, reference, size, gradients, UNSCALED)
-                self._add(self.parameters.unflatten(finite.or_zero(correction)), UNSCALED)
+                gradients = some_at_a_time(self.parameters, self._gradients(UNSCALED))
+                v = displacement(self.parameters, reference)
+                correction, finite = self._computed(projector, v, size, gradients, UNSCALED)
+                self._add(finite.or_zero(correction), UNSCALED)
             return loss
 
         return joint
 
     def _gradients(self, scaled: "Scaled") -> list[Tensor | None]:
         """The gradients of the batch at hand."""
-        return [None if t.grad is None else scaled.unscaled(local(t.grad)) for t in self.parameters.tensors]
+        return scaled.unscaled([None if t.grad is None else local(t.grad) for t in self.parameters.tensors])
 
     def _computed(
         self,
         projector: Projector,
-        reference: Sequence[Copy],
+        v: Tensor,
         size: float,
-        gradients: Iterable[Tensor | None],
+        gradients: Iterable[tuple[list[int], list[Tensor]]],
         scaled: "Scaled",
     ) -> tuple[Tensor, Finite]:
-        """A (D − s g) / s (width,), and whether it is finite."""
-        v = displacement(self.parameters, reference)
-        for (_, place), anchor, gradient in zip(self.parameters.slices(), reference, gradients, strict=True):
-            if gradient is not None:
-                out = v[place].view(anchor.shape)
-                out.sub_(gradient.to(out), alpha=size)
+        """A (D − s g) / s (width,) for the displacement D, which is overwritten, and whether it is finite."""
+        pieces = self.parameters.unflatten(v)
+        for places, some in gradients:
+            if some:
+                torch._foreach_add_([pieces[i] for i in places], some, alpha=-size)
         correction = projector.protected_part_(v, size).div_(size)
         return correction, self.check.of(correction, scaled.skips)
 
-    def _add(self, correction: Sequence[Tensor], scaled: "Scaled") -> None:
-        for t, piece in zip(self.parameters.tensors, correction, strict=True):
-            if t.grad is not None:
-                local(t.grad).add_(scaled.scaled(piece.to(t.device)))
-            elif bool(piece.any()):
-                # Without a gradient an optimizer passes a parameter by; it must move where the pull says so.
-                t.grad = torch.zeros_like(t)
-                local(t.grad).add_(piece.to(t.device))
+    def _add(self, correction: Tensor, scaled: "Scaled") -> None:
+        """Add a correction (width,) to the gradients."""
+        pieces = self.parameters.unflatten(correction)
+        missing = [i for i, t in enumerate(self.parameters.tensors) if t.grad is None]
+        self._begin(missing, numbers_in([pieces[i].any() for i in missing]))
+        held = [(t.grad, piece) for t, piece in zip(self.parameters.tensors, pieces, strict=True) if t.grad is not None]
+        added = [piece.to(gradient.device) for gradient, piece in held]
+        if scaled.factor is not None:
+            torch._foreach_mul_(added, scaled.factor.to(correction))
+        torch._foreach_add_([local(gradient) for gradient, _ in held], added)
+
+    def _add_kept(self, correction: Copies, scaled: "Scaled") -> None:
+        """Add the correction that is kept to the gradients."""
+        tensors = self.parameters.tensors
+        missing = [i for i, t in enumerate(tensors) if t.grad is None]
+        if missing:
+            if self._nonzero is None:
+                self._nonzero = numbers_in([copy.numbers.any() for copy in correction])
+            self._begin(missing, [self._nonzero[i] for i in missing])
+        gradients = [None if t.grad is None else local(t.grad) for t in tensors]
+        for stack in correction.stacks:
+            held = [gradient for i in stack.places if (gradient := gradients[i]) is not None]
+            if len(held) == len(stack.places):
+                stack.add_to_(held, scaled.factor)
+            elif held:
+                left = [copy for i, copy in zip(stack.places, stack.copies, strict=True) if gradients[i] is not None]
+                Stack(list(range(len(left))), left).add_to_(held, scaled.factor)
+
+    def _begin(self, missing: Sequence[int], moved: Sequence[float]) -> None:
+        """Without a gradient an optimizer passes a parameter by; it must move where the pull says so."""
+        for i, moves in zip(missing, moved, strict=True):
+            if moves:
+                self.parameters.tensors[i].grad = torch.zeros_like(self.parameters.tensors[i])

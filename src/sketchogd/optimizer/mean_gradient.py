@@ -9,26 +9,20 @@ is known, since c_j changes at every m-th step only: (M − C) / (1 − β^k) is
 in one byte per number; where β^m is next to nothing it is the last c itself and is not kept.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Adam, Adamax, NAdam, Optimizer, RAdam
 
+from ..linalg.stacks import converted
 from ..model.parameters import ProtectedParameters, local
-from .reference import ROUNDED, Copy
+from .finite import numbers_in
+from .reference import ROUNDED, Copies, Stack
 
 NEGLIGIBLE = 0.05
 """What counts in a mean with less than this share is left out."""
-
-
-class Mean(NamedTuple):
-    """The exponential mean of a parameter: M, β, and the number of steps k."""
-
-    total: Tensor
-    beta: float
-    steps: float
 
 
 def keeps_mean(optimizer: Optimizer) -> bool:
@@ -51,57 +45,107 @@ class MeanGradients:
 
     def __init__(self, parameters: ProtectedParameters) -> None:
         self.parameters = parameters
-        self.corrections: list[Copy] | None = None
+        self.corrections: Copies | None = None
         self._known = 0
 
     def reset(self) -> None:
         """Forget the corrections; means are used again when those of before hardly count in them."""
         self.corrections, self._known = None, 0
 
-    def added(self, optimizer: Optimizer, last: Sequence[Copy], steps: int, every: int) -> None:
-        """Take the last correction, which was added to so many steps, into C."""
+    def began(self, optimizer: Optimizer, last: Copies, steps: int, every: int) -> None:
+        """Note that the last correction was added to so many steps; `added` takes it into C, one stack at a time."""
         self._known += steps
         if not keeps_corrections(optimizer, every):
             self.corrections = None
-            return
+        elif self.corrections is None:
+            zero = torch.zeros((), device=self.parameters.device)
+            zeros = [zero.expand(copy.shape) for copy in last]
+            self.corrections = Copies.of(zeros, ROUNDED, [copy.span for copy in last])
+
+    def added(self, means: "Sequence[Mean | None]", k: int, last: Sequence[Tensor], steps: int) -> None:
+        """Take what the k-th stack of the last correction holds into C."""
         if self.corrections is None:
-            zeros = (torch.zeros(copy.shape, device=copy.numbers.device) for copy in last)
-            self.corrections = [Copy.of(zero, ROUNDED, copy.span) for zero, copy in zip(zeros, last, strict=True)]
-        for mean, correction, kept in zip(self._means(optimizer), last, self.corrections, strict=True):
-            if mean is not None:
-                kept.take_(torch.lerp(correction.tensor().float(), kept.tensor(), mean.beta**steps))
+            return
+        stack = self.corrections.stacks[k]
+        kept = stack.tensors()
+        for (beta, _), some in _alike([means[i] for i in stack.places]):
+            mixed = torch._foreach_lerp([last[j].float() for j in some], [kept[j] for j in some], beta**steps)
+            for j, t in zip(some, mixed, strict=True):
+                kept[j] = t
+        stack.take_(kept)
 
     def of(
-        self, optimizer: Optimizer, gradients: Sequence[Tensor | None], last: Sequence[Copy] | None
-    ) -> Iterator[Tensor | None]:
-        """Mean gradients with those of this step; the latter alone where the mean is not known.
+        self, means: "Sequence[Mean | None]", gradients: Sequence[Tensor | None], last: Copies | None
+    ) -> Iterator[tuple[list[int], list[Tensor]]]:
+        """Mean gradients with those of this step, a few at a time, with their places.
+
+        Where the mean is not known they are the gradients of this step alone.
 
         Args:
-            optimizer: whose means they are.
-            gradients: of this step.
+            means: what the optimizer keeps.
+            gradients: of this step; None where there is none.
             last: the last correction, which stands for C where that is not kept.
         """
-        corrections: Sequence[Copy | None] = self.corrections or last or [None] * len(gradients)
-        for mean, gradient, correction in zip(self._means(optimizer), gradients, corrections, strict=True):
-            if mean is None or gradient is None or not self._is_known(mean):
-                yield gradient
-                continue
-            gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
-            before = mean.total.to(gradient)
-            if correction is not None:
-                share = 1.0 if self.corrections is not None else 1 - mean.beta**mean.steps
-                before = before - share * correction.tensor().to(gradient)
-            yield torch.lerp(gradient, before, mean.beta) / (1 - mean.beta ** (mean.steps + 1))
+        corrections, where = self.corrections or last, (self.parameters.dtype, self.parameters.device)
+        parts: list[tuple[list[int], Stack | None]] = [(places, None) for places in self.parameters.portions()]
+        if corrections is not None:
+            parts = [(stack.places, stack) for stack in corrections.stacks]
+        for places, stack in parts:
+            known = [means[i] if self._knows(means[i]) and gradients[i] is not None else None for i in places]
+            held = [i for i in places if gradients[i] is not None]
+            found = dict(
+                zip(held, converted([g for i in held if (g := gradients[i]) is not None], *where), strict=True)
+            )
+            kept = None if stack is None or not any(known) else converted(stack.tensors(), *where)
+            for (beta, steps), some in _alike(known):
+                before = converted([known[j].total for j in some], *where)  # type: ignore[union-attr]
+                if kept is not None:
+                    share = 1.0 if self.corrections is not None else 1 - beta**steps
+                    added = torch._foreach_add(before, [kept[j] for j in some], alpha=-share)
+                    before = list(added)
+                mean = torch._foreach_lerp([found[places[j]] for j in some], before, beta)
+                torch._foreach_div_(mean, 1 - beta ** (steps + 1))
+                found |= zip([places[j] for j in some], mean, strict=True)
+            yield held, [found[i] for i in held]
 
-    def _is_known(self, mean: Mean) -> bool:
-        return mean.steps == self._known or mean.beta**self._known < NEGLIGIBLE
+    def _knows(self, mean: "Mean | None") -> bool:
+        return mean is not None and (mean.steps == self._known or mean.beta**self._known < NEGLIGIBLE)
 
-    def _means(self, optimizer: Optimizer) -> Iterator[Mean | None]:
-        """Of every parameter; None where the optimizer keeps none, or has not taken a step yet."""
-        groups = {id(t): group for group in optimizer.param_groups for t in group["params"]}
-        for t in self.parameters.tensors:
-            state, group = optimizer.state.get(t, {}), groups.get(id(t))
-            if group is None or "exp_avg" not in state or not keeps_mean(optimizer):
-                yield None
-            else:
-                yield Mean(local(state["exp_avg"]), float(group["betas"][0]), float(state["step"]))
+
+class Mean(NamedTuple):
+    """The exponential mean of a parameter: M, β, and the number of steps k."""
+
+    total: Tensor
+    beta: float
+    steps: float
+
+
+def means_of(optimizer: Optimizer, parameters: ProtectedParameters) -> list[Mean | None]:
+    """Of every parameter; None where the optimizer keeps none, or has not taken a step yet."""
+    groups = {id(t): group for group in optimizer.param_groups for t in group["params"]}
+    states = [optimizer.state.get(t, {}) for t in parameters.tensors]
+    kept = [i for i, t in enumerate(parameters.tensors) if id(t) in groups and "exp_avg" in states[i]]
+    found: list[Mean | None] = [None] * len(states)
+    if keeps_mean(optimizer):
+        for i, steps in zip(kept, numbers_in([states[i]["step"] for i in kept]), strict=True):
+            beta = float(groups[id(parameters.tensors[i])]["betas"][0])
+            found[i] = Mean(local(states[i]["exp_avg"]), beta, steps)
+    return found
+
+
+def some_at_a_time(
+    parameters: ProtectedParameters, gradients: Sequence[Tensor | None]
+) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """Yield places and gradients as parts of the vector of parameters; those that are None are left out."""
+    for portion in parameters.portions():
+        held = [(i, gradient) for i in portion if (gradient := gradients[i]) is not None]
+        yield [i for i, _ in held], converted([gradient for _, gradient in held], parameters.dtype, parameters.device)
+
+
+def _alike(means: Sequence[Mean | None]) -> Iterable[tuple[tuple[float, float], list[int]]]:
+    """The places of means, by β and k."""
+    found: dict[tuple[float, float], list[int]] = {}
+    for i, mean in enumerate(means):
+        if mean is not None:
+            found.setdefault((mean.beta, mean.steps), []).append(i)
+    return found.items()

@@ -3,13 +3,15 @@
 * `span`: a parameter by its coordinates in some directions
 * `base`: the interface, and where an update is counted from
 * `basis`: projectors on the basis of a sketch of gradients
-* `layers`: projectors of a layer memory
+* `kronecker`: projectors of one layer, or of alike ones at once
+* `layers`: all layers of a layer memory
 * `rules`: `Project`, `Shrink` and `Pull`, which turn what is remembered into one of these
 """
 
 from .base import Anchor, Projector
 from .basis import BasisProjector, BlocksProjector, PullingBasis
-from .layers import LayerPlace, LayerProjector, LayerSpectra, LayersProjector, PullingLayer, ShrinkingLayer
+from .kronecker import LayerProjector, LayerSpectra, PullingLayer, ShrinkingLayer
+from .layers import LayerPlace, LayersProjector
 from .rules import BasisSpectra, Project, Pull, Rule, Shrink
 
 __all__ = [

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..sketch.columns import UNSPLIT, Columns
 from .base import Anchor, Projector
 from .basis import BasisProjector, PullingBasis
-from .layers import LayerProjector, LayerSpectra, PullingLayer, ShrinkingLayer, soft_weights
+from .kronecker import LayerProjector, LayerSpectra, PullingLayer, ShrinkingLayer, soft_weights
 
 STRENGTH, DAMPING = 2.0, 0.05
 """The usual weight of remembered outputs, in their own units, and of all output directions: see `Pull`."""

@@ -17,7 +17,7 @@ from ..errors import StorageError
 from ..memory import REGISTRY, Memory
 from ..model.batches import Output
 from ..model.parameters import ProtectedParameters, local
-from ..optimizer.reference import Copy
+from ..optimizer.reference import Copies, Copy
 from ..projector.base import Projector
 from . import file
 
@@ -92,7 +92,7 @@ class Restored:
 
     memory: Memory
     projector: Projector | None
-    anchor: list[Copy]
+    anchor: Copies
     stale: bool
 
 
@@ -209,17 +209,17 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _anchor(
     tensors: Mapping[str, Tensor], parameters: ProtectedParameters, memory: Memory, projector: Projector | None
-) -> list[Copy]:
+) -> Copies:
     """Return the anchor of the state as copies of the parameters; an empty list if the state has none.
 
     `tensors` are those that do not belong to the memory; the projector has the directions of coordinates.
     """
     if not tensors:
-        return []
+        return Copies([])
     anchor, weights = memory.rule.anchor, [local(t.detach()) for t in parameters.tensors]
     spans = [None if projector is None else projector.span(i) for i in range(len(weights))]
     pairs = zip(weights, spans, strict=True)
-    copies = [] if anchor is None else [Copy.like(t, anchor, span) for t, span in pairs]
+    copies = Copies([] if anchor is None else [Copy.like(t, anchor, span) for t, span in pairs])
     parts = {
         ANCHOR + name + suffix: part
         for name, copy in zip(parameters.names, copies, strict=False)

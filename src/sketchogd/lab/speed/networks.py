@@ -10,6 +10,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -188,7 +189,7 @@ def passes_needed(inputs: Any, logits: Tensor) -> int:
 
 
 def remember_ratios(case: Case, device: torch.device) -> Iterator[Ratio]:
-    """Observing a batch over the passes it needs, with gradients of the weights, and its peak over a training step's."""
+    """Observing a batch over the passes it needs, gradients of the weights included, and its peak memory."""
     model = case.build().to(device)
     optimizer = case.optimizer(model)
     inputs, targets = batch = case.examples(device, 3)
@@ -255,7 +256,7 @@ def step_ratio(case: Case, device: torch.device, every: int) -> float:
 
     passes = 0.0
     if not whole:
-        passes = min(once(lambda: gradients(model), device) for model in (kept, free))
+        passes = min(once(partial(gradients, model), device) for model in (kept, free))
     things: dict[str, Callable[[], object]] = {
         "free": lambda: train(free, free_optimizer),
         "kept": lambda: train(kept, kept_optimizer),

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...errors import NonFiniteError
 from ...model.batches import batch_size
 from ...model.layers import Layer, Use, input_rows, sensitivity_rows
-from ...projector.layers import LayerSpectra
+from ...projector.kronecker import LayerSpectra
 from ...sketch import Sketch
 
 

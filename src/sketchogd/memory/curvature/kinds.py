@@ -20,7 +20,7 @@ from torch import Tensor
 from ...model.batches import batch_size
 from ...model.layers import MIXED, orders_of_positions
 from ...model.sensitivities import Reading
-from ...projector.layers import LayerSpectra
+from ...projector.kronecker import LayerSpectra
 from ...projector.rules import STRENGTH
 from ...sketch import FlatTailSketch, ProductSketch, Sketch
 from ..staging import Commit

@@ -214,7 +214,9 @@ class TraceSums:
             outputs.energy += energy.sum()
 
     def _add_tied(self, layer: Layer, uses: Sequence[Used], examples: int) -> None:
-        """One scalar of an embedding that is an output layer too: G (tokens, fan-out) = Σ_t δ_t h_tᵀ + the rows of the tokens read.
+        """One scalar of an embedding that is an output layer too.
+
+        G (tokens, fan-out) is Σ_t δ_t h_tᵀ plus the rows of the tokens read.
 
         With both as G = Lᵀ R for rows L (r, tokens) and R (r, fan-out), Gᵀ G = Rᵀ (L Lᵀ) R and the square norms of the
         rows of G are those of the columns of L in the metric R Rᵀ. Where r is large, G is written down in pieces.

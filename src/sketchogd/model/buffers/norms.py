@@ -96,7 +96,7 @@ def handed_over(module: Any, x: Tensor, share: Tensor | None, batch_gradient: fl
         x = x.reshape(1, images * module.num_features, *shape[x.ndim - spatial :])
         held = (held[0].repeat(images), held[1].repeat(images))
     function = _formula if torch.compiler.is_compiling() else _HandOver.apply
-    return function(x, share, batch_gradient, *held, module.eps).view(shape)  # type: ignore[no-untyped-call,no-any-return]
+    return function(x, share, batch_gradient, *held, module.eps).view(shape)
 
 
 def _formula(
@@ -142,7 +142,7 @@ class _HandOver(torch.autograd.Function):
         return torch.addcmul(_channels(offset, x), wide, _channels(a, x)).to(x.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, G: Tensor) -> tuple[Tensor | None, ...]:
         x, own_mean, inverse, *more = ctx.saved_tensors
         wide, wide_G = (t.to(own_mean.dtype) for t in (x, G))

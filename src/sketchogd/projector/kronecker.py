@@ -1,0 +1,312 @@
+"""Projectors of one layer of a layer memory, or of many alike ones at once, in the eigenvectors of its two factors.
+
+Letters: ΔW (fan-out, fan-in + 1) an update of a layer's weight with the bias as its last column; V_a (r, fan-in + 1)
+and V_δ (s, fan-out) eigenvectors of the inputs and of the sensitivities as rows, λa and λδ their eigenvalues; L alike
+layers in a stack, where V_a and V_δ have rows of zeros up to the largest r and s.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..linalg.stacks import stacked
+from .base import soft_share
+
+
+@dataclass(eq=False)
+class LayerSpectra:
+    """What is known of a layer: the eigenpairs of its two factors.
+
+    Args:
+        inputs: V_a (r, width), or None for the identity (an embedding, whose eigenvalues are its token counts).
+        input_values: λa (r,).
+        outputs: V_δ (s, fan-out), or None where every output direction counts the same.
+        output_values: λδ (s,), None with `outputs`.
+        mean: the mean of all products λδ λa, kept or not: the traces of both factors multiplied, over width · fan-out.
+        unseen: the mean λa of the input directions outside of V_a.
+        unseen_outputs: the mean λδ of the output directions outside of V_δ.
+        scale: what products λδ λa are multiplied by, so that their sum is that of the layer's block.
+        tokens: whether inputs are rows of a table or embedding, whose coordinates are those of the outputs.
+    """
+
+    inputs: Tensor | None
+    input_values: Tensor
+    outputs: Tensor | None
+    output_values: Tensor | None
+    mean: float
+    unseen: float = 0.0
+    unseen_outputs: float = 0.0
+    scale: float = 1.0
+    tokens: bool = False
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for spectra that may be in one stack, where weights have one shape."""
+        parts = (self.inputs, self.input_values, self.outputs, self.output_values)
+        return tuple(None if part is None else (part.dtype, part.device) for part in parts)
+
+
+class LayerProjector(ABC):
+    """ΔW ← ΔW − A ΔW for one layer."""
+
+    spectra: LayerSpectra
+
+    @property
+    @abstractmethod
+    def hard(self) -> bool:
+        """Whether A² = A."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> Hashable:
+        """Equal for layers that may be in one stack, where weights have one shape."""
+
+    @staticmethod
+    @abstractmethod
+    def stack(layers: Sequence[Any]) -> "LayerStack":
+        """Layers of one kind, to be computed with at once."""
+
+    def protected_part_(self, D: Tensor, bias: Tensor | None, travelled: float = 1.0) -> None:
+        """Overwrite ΔW, given as D (fan-out, fan-in) and its bias column, by its protected part."""
+        M = D if bias is None else torch.cat([D, bias[:, None]], 1)
+        M = self.stack([self]).protected_part(M[None], travelled)[0]
+        D.copy_(M[:, : D.shape[1]])
+        if bias is not None:
+            bias.copy_(M[:, -1])
+
+
+class LayerStack(ABC):
+    """Alike layers. `spectra` are theirs."""
+
+    spectra: list[LayerSpectra]
+
+    @abstractmethod
+    def protected_part(self, M: Tensor, travelled: float) -> Tensor:
+        """A ΔW of every layer, for M (L, fan-out, fan-in + 1); M may be overwritten."""
+
+    def _inputs(self, n: int) -> Tensor | None:
+        """V_a (L, r, n)."""
+        found = [each.inputs[:, :n] for each in self.spectra if each.inputs is not None]
+        return stacked(found) if found else None
+
+    def _outputs(self) -> Tensor | None:
+        """V_δ (L, s, fan-out)."""
+        found = [each.outputs for each in self.spectra if each.outputs is not None]
+        return stacked(found) if found else None
+
+    def _input_values(self) -> Tensor:
+        """λa over the largest (L, 1, r)."""
+        return (stacked([each.input_values for each in self.spectra]) / self._largest[0][:, :, 0])[:, None, :]
+
+    def _output_values(self) -> Tensor | None:
+        """λδ over the largest (L, s, 1)."""
+        found = [each.output_values for each in self.spectra if each.output_values is not None]
+        return (stacked(found) / self._largest[1][:, :, 0])[:, :, None] if found else None
+
+    @cached_property
+    def _largest(self) -> tuple[Tensor, Tensor]:
+        """The largest λa and λδ (L, 1, 1), relative to which products are taken, so that none overflows."""
+        values = [each.output_values for each in self.spectra if each.output_values is not None]
+        a = stacked([each.input_values for each in self.spectra]).amax(1)[:, None, None]
+        return a, stacked(values).amax(1)[:, None, None] if values else torch.ones_like(a)
+
+    def _constants(self, numbers: Sequence[float]) -> Tensor:
+        """A number per layer (L, 1, 1)."""
+        return torch.tensor(numbers, dtype=torch.float64, device=self._largest[0].device)[:, None, None]
+
+
+@dataclass(eq=False)
+class ShrinkingLayer(LayerProjector):
+    """A ΔW = V_δᵀ (α ∘ (V_δ ΔW V_aᵀ)) V_a with α_ij = λδ_i λa_j / (λδ_i λa_j + ridge · mean).
+
+    Directions outside of the two bases are left alone, so a ridge means the same at every rank. ridge = 0 is hard.
+
+    Args:
+        spectra: the eigenpairs.
+        ridge: μ over the mean of all products.
+        energy: only the largest products that hold this share of the energy count.
+    """
+
+    spectra: LayerSpectra
+    ridge: float
+    energy: float = 1.0
+
+    @property
+    def hard(self) -> bool:
+        """Whether no ridge softens it."""
+        return self.ridge == 0
+
+    @property
+    def kind(self) -> Hashable:
+        """See `LayerProjector`."""
+        return ShrinkingLayer, self.ridge, self.energy, self.spectra.kind
+
+    @staticmethod
+    def stack(layers: "Sequence[ShrinkingLayer]") -> "ShrinkingStack":
+        """See `LayerProjector`."""
+        return ShrinkingStack([layer.spectra for layer in layers], layers[0].ridge, layers[0].energy)
+
+    @property
+    def alpha(self) -> Tensor:
+        """α (s, r), or (1, r) where every output direction is protected."""
+        return self.stack([self]).alpha[0]
+
+
+@dataclass(eq=False)
+class ShrinkingStack(LayerStack):
+    """See `ShrinkingLayer`."""
+
+    spectra: list[LayerSpectra]
+    ridge: float
+    energy: float
+
+    @property
+    def alpha(self) -> Tensor:
+        """α (L, s, r), or (L, 1, r)."""
+        return soft_weights(self._products(torch.float64), self.ridge, self._mean, self._least)
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        a, d = self._largest
+        return self._constants([each.mean for each in self.spectra]) / a / d
+
+    @cached_property
+    def _least(self) -> Tensor | float:
+        """The smallest product that counts, relative to the largest, (L, 1, 1)."""
+        if self.energy >= 1.0:
+            return 0.0
+        products = self._products(torch.float64)
+        return torch.stack([energy_threshold(each, self.energy) for each in products])[:, None, None]
+
+    def _products(self, dtype: torch.dtype) -> Tensor:
+        """λδ_i λa_j relative to the largest, (L, s, r), or (L, 1, r) where every output direction is protected."""
+        inputs, outputs = self._input_values().to(dtype), self._output_values()
+        return inputs if outputs is None else outputs.to(dtype) * inputs
+
+    def _shrunk(self, X: Tensor) -> Tensor:
+        """α ∘ X, in X's own precision where α has no jump that rounding could move; X is overwritten."""
+        if self.ridge == 0 or self.energy < 1.0:
+            return X.mul_(self.alpha)
+        products = self._products(X.dtype)
+        return X.mul_(products).div_(products + self.ridge * self._mean.to(X.dtype))
+
+    def protected_part(self, M: Tensor, travelled: float) -> Tensor:
+        """See `LayerStack`."""
+        V, U = self._inputs(M.shape[2]), self._outputs()
+        X = M if V is None else M @ V.mT
+        X = self._shrunk(X) if U is None else U.mT @ self._shrunk(U @ X)
+        return X if V is None else X @ V
+
+
+@dataclass(eq=False)
+class PullingLayer(LayerProjector):
+    """A pulls back to the anchor: α = s λ / (1 + s λ) with s = travelled · weight and λ_ij = λa_j (λδ_i + everywhere).
+
+    Descent on L(W) + weight/2 Σ_ij λ_ij D_ij² by the displacement D from the anchor: where plain steps of sizes that
+    add up to `travelled` lead to D, one implicit step on the second term makes it D / (1 + s λ).
+
+    Args:
+        spectra: the eigenpairs; `unseen` and `unseen_outputs` stand for λa and λδ outside of the two bases.
+        weight: weight of a square change of an output, times the scale of the spectra.
+        everywhere: added to every λδ; small, it protects output directions that no logit depends on yet.
+    """
+
+    spectra: LayerSpectra
+    weight: float
+    everywhere: float = 0.0
+
+    @property
+    def hard(self) -> bool:
+        """False: a pull shrinks."""
+        return False
+
+    @property
+    def kind(self) -> Hashable:
+        """See `LayerProjector`."""
+        return PullingLayer, self.spectra.unseen == 0, self.spectra.kind
+
+    @staticmethod
+    def stack(layers: "Sequence[PullingLayer]") -> "PullingStack":
+        """See `LayerProjector`."""
+        spectra = [layer.spectra for layer in layers]
+        return PullingStack(spectra, [layer.weight for layer in layers], [layer.everywhere for layer in layers])
+
+
+@dataclass(eq=False)
+class PullingStack(LayerStack):
+    """See `PullingLayer`.
+
+    α depends on a row of V_δ and one of V_a. Outside of V_δ it is b, the same for all rows, so that all of it is
+    X ∘ b + V_δᵀ ((V_δ X) ∘ m) for coordinates X, m being what is more inside; and outside of V_a b and m are the same
+    for all columns, b₀ and m₀: what is inside of V_a is taken out of M ∘ b₀ + V_δᵀ ((V_δ M) ∘ m₀) and put in anew.
+    """
+
+    spectra: list[LayerSpectra]
+    weights: list[float]
+    everywhere: list[float]
+
+    @cached_property
+    def _values(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """Relative to the largest: weight (L, 1, 1), λa (L, 1, r), λδ + everywhere (L, s, 1), that outside of V_δ."""
+        (a, d), weights, everywhere = self._largest, self._constants(self.weights), self._constants(self.everywhere)
+        outside = everywhere + self._constants([each.unseen_outputs for each in self.spectra])
+        inputs, outputs = self._input_values(), self._output_values()
+        if self.spectra[0].unseen:
+            unseen = self._constants([each.unseen for each in self.spectra])
+            inputs = torch.cat([inputs, (unseen / a).to(inputs)], 2)
+        seen = None if outputs is None else outputs + (everywhere / d).to(outputs)
+        return weights * a * d, inputs, seen, outside / d
+
+    def _shares(self, dtype: torch.dtype, travelled: float) -> tuple[Tensor, Tensor | None]:
+        """b (L, 1, r) and m (L, s, r), with b₀ and m₀ as one more column unless λa = 0 there."""
+        weight, inputs, outputs, outside = self._values
+        scale = travelled * weight
+        if outputs is None:
+            return soft_share(scale.to(dtype) * inputs.to(dtype)), None
+        base = soft_share((scale * outside).to(dtype) * inputs.to(dtype))
+        return base, soft_share(outputs.to(dtype) * (scale.to(dtype) * inputs.to(dtype))).sub_(base)
+
+    def protected_part(self, M: Tensor, travelled: float) -> Tensor:
+        """See `LayerStack`."""
+        V, U = self._inputs(M.shape[2]), self._outputs()
+        base, more = self._shares(M.dtype, travelled)
+        if V is None:
+            return _scaled(M, U, base, more, None if U is None else U @ M)
+        X = M @ V.mT
+        UX = None if U is None else U @ X
+        if not self.spectra[0].unseen:
+            return _scaled(X, U, base, more, UX) @ V
+        base, base_outside = base[:, :, :-1] - base[:, :, -1:], base[:, :, -1:]
+        more_outside = None
+        if more is not None:
+            more, more_outside = more[:, :, :-1] - more[:, :, -1:], more[:, :, -1:]
+        inside = _scaled(X, U, base, more, UX)
+        return _scaled(M, U, base_outside, more_outside, None if U is None else U @ M).baddbmm_(inside, V)
+
+
+def _scaled(X: Tensor, U: Tensor | None, base: Tensor, more: Tensor | None, UX: Tensor | None) -> Tensor:
+    """X ∘ base + Uᵀ ((U X) ∘ more) for U X, which is overwritten."""
+    found = X * base
+    return found if U is None or UX is None or more is None else found.baddbmm_(U.mT, UX.mul_(more))
+
+
+def soft_weights(products: Tensor, ridge: float, mean: Tensor | float, least: Tensor | float = 0.0) -> Tensor:
+    """α = λ / (λ + ridge · mean), zero where λ <= 0 or λ < least; ridge = 0 gives α ∈ {0, 1}."""
+    kept = (products > 0) & (products >= least)
+    return torch.where(kept, products / (products + ridge * mean).clamp_min(torch.finfo(products.dtype).tiny), 0.0)
+
+
+def energy_threshold(products: Tensor, energy: float) -> Tensor:
+    """The smallest λ among the largest ones that hold the given share of Σ λ.
+
+    >>> energy_threshold(torch.tensor([6.0, 3.0, 1.0]), 0.9)
+    tensor(3.)
+    """
+    ordered = products.flatten().sort(descending=True).values
+    enough = ordered.cumsum(0) >= energy * ordered.sum() * (1 - 1e-12)
+    return ordered[int(enough.to(torch.int8).argmax())]
