@@ -90,7 +90,7 @@ def test_copies_are_counted_when_steps_are_projected_together():
 
 @pytest.mark.parametrize("every", [1, 50])
 def test_a_small_budget_rounds_the_anchor(every):
-    """In full it would take more than a quarter; rounded a byte a weight, and four for each of 210 rows and 3 biases."""
+    """In full it takes more than a quarter; rounded a byte a weight, and four for each of 210 rows and 3 biases."""
     parameters = ProtectedParameters(mlp())
     whole, small = (memory_for(nbytes, parameters, every, 0) for nbytes in (1_817_760, 1_817_759))
     assert (whole.memory.rule.anchor_dtype, small.memory.rule.anchor_dtype) == (None, "int8")

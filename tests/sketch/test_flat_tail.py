@@ -79,7 +79,7 @@ def test_the_trace_is_that_of_what_was_observed():
     M = moment(torch.arange(1, 101).double() ** -0.7, 4)
     sketch = FlatTailSketch(20).bind(100, torch.float64)
     sketch.observe(rows_of(M))
-    values, B = sketch.spectrum()
+    values, _ = sketch.spectrum()
     assert float(estimate(sketch).trace()) == pytest.approx(float(M.trace()), rel=1e-9)
     # What is left for the directions outside is the tail that was taken off, and no value is below it.
     outside = (sketch.energy - float(values.sum())) / (100 - len(values))
