@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sketchogd as so
 from sketchogd.linalg import stacks
+from sketchogd.optimizer import joint
 from sketchogd.optimizer.joint import signed_sums
 from sketchogd.optimizer.reference import Copies, Copy, Stack
 from sketchogd.optimizer.step_size import step_size
@@ -61,6 +62,7 @@ def test_layers_of_other_ranks_in_one_stack_are_what_each_is_alone(make, outputs
         else:
             layers.append(ShrinkingLayer(known, 0.4 if make == "shrink" else 0.0))
     assert len({layer.kind for layer in layers}) == 1
+    assert PullingLayer(spectra(2, 2, generator), 1.0).kind != PullingLayer(spectra(2, 2, generator, 0.1), 1.0).kind
     M = torch.randn(4, 6, 8, generator=generator, dtype=F64)
     found = layers[0].stack(layers).protected_part(M.clone(), 1.3)
     expected = torch.stack([dense(layer, m, 1.3) for layer, m in zip(layers, M, strict=True)])
@@ -244,13 +246,53 @@ def test_step_sizes_are_those_of_all_entries(monkeypatch):
         assert step_size(optimizer, protection.parameters) == pytest.approx(expected, rel=1e-5)
 
 
+class Mixed(nn.Module):
+    """Square weights of every kind: looked up, without a bias, seldom used, and one that nothing is remembered of."""
+
+    def __init__(self, layers=2):
+        super().__init__()
+        self.table, self.plain = nn.Embedding(8, 8), nn.Linear(8, 8, bias=False)
+        self.layers = Deep(layers)
+        self.seldom, self.never = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.skip = False
+
+    def forward(self, x):
+        h = torch.tanh(self.plain(self.table(x).mean(1)))
+        return self.layers(h if self.skip else h + torch.tanh(self.seldom(h)))
+
+
+@pytest.mark.parametrize("examples", [4, 40])
+@pytest.mark.parametrize("anchor_dtype", [None, "span"])
+def test_all_layers_of_a_model_in_stacks_are_what_each_is_alone(anchor_dtype, examples, monkeypatch):
+    """With few examples, nothing is left outside of some bases."""
+    torch.manual_seed(0)
+    model = Mixed(4).double()
+    protection = so.protect(
+        model, torch.optim.SGD(model.parameters(), 0.1), memory=so.LayerMemory(5, anchor_dtype=anchor_dtype)
+    )
+    protection.remember([(torch.randint(8, (examples, 3)), torch.randint(3, (examples,)))])
+    v = torch.randn(protection.parameters.p, dtype=F64)
+    parts = []
+    for most in (1, 1 << 20):
+        monkeypatch.setattr(stacks, "CPU_STACK_BYTES", most)
+        protection.refresh()
+        projector = protection.projector
+        parts.append(projector.protected_part_(v.clone(), 0.4))
+    assert max(len(places) for _, places in projector._stacks) > 2
+    torch.testing.assert_close(*parts)
+    places = dict(zip(protection.parameters.names, protection.parameters.unflatten(parts[0]), strict=True))
+    assert not bool(places["never.weight"].any())
+    assert not bool(places["never.bias"].any())
+    assert all(bool(part.any()) for name, part in places.items() if not name.startswith("never"))
+
+
 class JointTwin:
     """`optimizer.joint` for Adam and an anchor in full, one vector for everything; β^every is next to nothing."""
 
-    def __init__(self, model, protection, optimizer, every):
-        self.model, self.optimizer, self.every = model, optimizer, every
-        self.projector, self.parameters = protection.projector, list(model.parameters())
-        self.anchor, self.c, self.k, self.added = self.flat(self.parameters).clone(), None, 0, 0
+    def __init__(self, parameters, protection, optimizer, every):
+        self.parameters, self.optimizer, self.every = parameters, optimizer, every
+        self.projector, self.anchor = protection.projector, self.flat(parameters).clone()
+        self.c, self.k, self.settled = None, 0, 0
 
     def flat(self, tensors):
         return torch.cat([t.detach().flatten() for t in tensors])
@@ -265,51 +307,61 @@ class JointTwin:
         v = self.state("exp_avg_sq")
         return lr / (v.sqrt().sum() / (v > 0).sum() / (1 - beta2**self.k) ** 0.5 + eps)
 
-    def renew(self, g):
+    def renew(self, g, absent):
         now, size, beta = (
             self.flat(self.parameters),
             self.every * self.size(),
             self.optimizer.param_groups[0]["betas"][0],
         )
+        g_mean = g
         if self.c is not None:
-            if (g + self.c).norm() < 0.5 * self.began:
+            if (g + self.c).norm() < joint.SETTLED * self.began:
+                self.settled += 1
                 moved = signed_sums(now - self.anchor) - self.sums
                 size = min(size, max(self.size(), float(moved.norm() / self.began)))
             mean = beta * (self.state("exp_avg") - (1 - beta**self.k) * self.c) + (1 - beta) * g
-            g_mean = mean / (1 - beta ** (self.k + 1))
-        else:
-            g_mean = g
+            g_mean = torch.where(absent, 0.0, mean / (1 - beta ** (self.k + 1)))
         self.c = self.projector.protected_part_(now - self.anchor - size * g_mean, float(size)) / size
         self.sums, self.began = signed_sums(now - self.anchor), (g + self.c).norm()
 
     def step(self):
+        absent = self.flat([torch.full_like(t, t.grad is None) for t in self.parameters]).bool()
+        for t in self.parameters:
+            t.grad = torch.zeros_like(t) if t.grad is None else t.grad
         g = self.flat([t.grad for t in self.parameters])
         if self.k % self.every == 0:
-            self.renew(g)
+            self.renew(g, absent)
         self.k += 1
         for t, piece in zip(self.parameters, self.c.split([t.numel() for t in self.parameters]), strict=True):
             t.grad += piece.view(t.shape)
         self.optimizer.step()
 
 
-@pytest.mark.parametrize("most", [1, 1 << 20])
-def test_joint_steps_are_those_of_one_vector_for_everything(most, monkeypatch):
+@pytest.mark.parametrize(("most", "unused"), [(1, 20), (1 << 20, 20), (1 << 20, 0)])
+def test_joint_steps_are_those_of_one_vector_for_everything(most, unused, monkeypatch):
+    """Where a layer is no longer used its gradients are None, and it is pulled back all the same, if it ever moved."""
     monkeypatch.setattr(stacks, "CPU_STACK_BYTES", most)
+    monkeypatch.setattr(joint, "SETTLED", 0.9)  # so that some corrections find training settled
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(40, 8, generator=generator).double(), torch.randint(3, (40,), generator=generator)
-    weights = []
+    x, y = torch.randint(8, (40, 3), generator=generator), torch.randint(3, (40,), generator=generator)
+    weights, settled = [], 0
     for twin in (False, True):
         torch.manual_seed(1)
-        model = Deep(4).double()
-        optimizer = torch.optim.Adam(model.parameters(), 0.02, betas=(0.3, 0.99))
-        protection = so.protect(model, optimizer, memory=so.LayerMemory(5, strength=3.0), every=3)
+        model = Mixed().double()
+        chosen = [(name, t) for name, t in model.named_parameters() if not name.startswith("never")]
+        optimizer = torch.optim.Adam([t for _, t in chosen], 0.02, betas=(0.3, 0.99))
+        memory = so.LayerMemory(5, strength=3.0)
+        protection = so.protect(model, optimizer, memory=memory, every=3, parameters=[name for name, _ in chosen])
         protection.remember([(x[:20], y[:20])])
-        steps = JointTwin(model, protection, optimizer, 3) if twin else optimizer
+        steps = JointTwin([t for _, t in chosen], protection, optimizer, 3) if twin else optimizer
         if twin:
             protection.detach()
-        for _ in range(40):
+        for step in range(60):
+            model.skip = step >= unused
             optimizer.zero_grad()
             cross_entropy(model(x[20:]), y[20:]).backward()
             steps.step()
-        weights.append(torch.cat([t.detach().flatten() for t in model.parameters()]))
+        weights.append(torch.cat([t.detach().flatten() for _, t in chosen]))
+        settled = steps.settled if twin else 0
+    assert 0 < settled < 20
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-6, atol=1e-7)
