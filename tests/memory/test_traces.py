@@ -31,6 +31,17 @@ class Tokens(nn.Module):
         return self.out(h.mean(1))
 
 
+class Branches(nn.Module):
+    """Of every logit one of two layers has no part."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.bottom = nn.Linear(3, 2), nn.Linear(4, 3), nn.Linear(2, 4)
+
+    def forward(self, x):
+        return torch.cat([self.left(x[:, :3]), self.right(torch.tanh(self.bottom(x[:, 3:])))], 1)
+
+
 def cases():
     def images(n):
         return torch.randn(n, 4, 6, 6)
@@ -46,6 +57,7 @@ def cases():
     )
     conv1d = nn.Sequential(nn.Conv1d(3, 5, 3, padding=1), nn.Tanh(), nn.Conv1d(5, 4, 3), nn.Flatten(), nn.Linear(20, 3))
     return {
+        "branches": (Branches(), lambda n: torch.randn(n, 5)),
         "mlp": (nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)), lambda n: torch.randn(n, 5)),
         "cnn": (cnn, images),
         "conv1d": (conv1d, lambda n: torch.randn(n, 3, 7)),
@@ -67,7 +79,7 @@ def weight_gradients(model, layer, x):
     for e in range(len(x)):
         for logit in model(x[e : e + 1])[0]:
             tensors = [layer.weight, *([] if layer.bias is None else [layer.bias])]
-            W, *bias = torch.autograd.grad(logit, tensors, retain_graph=True)
+            W, *bias = torch.autograd.grad(logit, tensors, retain_graph=True, materialize_grads=True)
             W = W.flatten(1).T if layer.tokens else W.flatten(1)
             found.append(torch.cat([W, *(b[:, None] for b in bias)], 1))
     return torch.stack(found)
@@ -106,6 +118,8 @@ def test_factors_are_the_partial_traces(name, slow, few, monkeypatch):
             torch.testing.assert_close(factors.counts, G.square().sum((0, 1)))
         assert factors.trace == pytest.approx(float(G.square().sum()))
         assert factors.outputs.energy == pytest.approx(float(G.square().sum()))
+        if not slow:
+            assert factors.outputs.count == len(G)
 
 
 def test_what_all_examples_share_is_right_on_average():

@@ -66,7 +66,7 @@ class Folded(nn.Module):
         b, T, _ = x.shape
         h = self.norm(x.reshape(-1, 4)).view(b, T, 4)
         h = h + self.norm(h.transpose(0, 1).reshape(-1, 4)).view(T, b, 4).transpose(0, 1)
-        return self.out(torch.tanh(h[:, 0]))
+        return self.out(torch.tanh(h)[:, :3].sum(1))
 
 
 class Products(nn.Module):

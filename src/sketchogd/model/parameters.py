@@ -77,7 +77,9 @@ class ProtectedParameters:
         self.tensors: tuple[nn.Parameter, ...] = tuple(parameter for _, parameter in chosen)
         self._ids = frozenset(map(id, self.tensors))
         self.shapes: tuple[torch.Size, ...] = tuple(parameter.shape for parameter in self.tensors)
-        self.offsets: tuple[int, ...] = _offsets(local(parameter.detach()).numel() for parameter in self.tensors)
+        self._local_shapes = [local(parameter.detach()).shape for parameter in self.tensors]
+        self._sizes = [shape.numel() for shape in self._local_shapes]
+        self.offsets: tuple[int, ...] = _offsets(self._sizes)
         self.width: int = self.offsets[-1]
         self.p: int = sum(parameter.numel() for parameter in self.tensors)
         self.columns: Columns = Whole(self.p)
@@ -139,13 +141,13 @@ class ProtectedParameters:
         """
         if vector.shape != (self.width,):
             raise ValueError(f"expected a vector of length {self.width}, got shape {tuple(vector.shape)}")
-        return [vector[place].view(local(t.detach()).shape) for t, place in self.slices()]
+        pairs = zip(vector.split(self._sizes), self._local_shapes, strict=True)
+        return [piece if len(shape) == 1 else piece.view(shape) for piece, shape in pairs]
 
     def portions(self) -> Iterator[list[int]]:
         """Yield the places of a few parameters at a time, for work on many of them that needs room."""
         itemsize = self.dtype.itemsize
-        sizes = [itemsize * (stop - start) for start, stop in zip(self.offsets, self.offsets[1:], strict=False)]
-        return portions(sizes, self.device)
+        return portions([itemsize * size for size in self._sizes], self.device)
 
     @torch.no_grad()
     def add_(self, vector: Tensor, alpha: float = 1.0) -> None:

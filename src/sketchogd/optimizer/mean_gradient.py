@@ -67,9 +67,10 @@ class MeanGradients:
         if self.corrections is None:
             return
         stack = self.corrections.stacks[k]
-        kept = stack.tensors()
+        where = self.parameters.dtype, self.parameters.device
+        kept, last = converted(stack.tensors(), *where), converted(last, *where)
         for (beta, _), some in _alike([means[i] for i in stack.places]):
-            mixed = torch._foreach_lerp([last[j].float() for j in some], [kept[j] for j in some], beta**steps)
+            mixed = torch._foreach_lerp([last[j] for j in some], [kept[j] for j in some], beta**steps)
             for j, t in zip(some, mixed, strict=True):
                 kept[j] = t
         stack.take_(kept)

@@ -68,8 +68,7 @@ def _guarded(group: str, device: str, quick: bool) -> list[Ratio]:
         else:
             found = importlib.import_module(f"{__name__}.{group}").measure(device, quick)
     except Exception as error:  # one measurement that fails must not stop the others
-        reason = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-        return [Ratio(group, float("nan"), float("nan"), unit_note=reason)]
+        return [Ratio.failed(group, error)]
     here = torch.device(device).type
     if TARGETS.get(group, here) != here:
         return [replace(ratio, target=None) for ratio in found]

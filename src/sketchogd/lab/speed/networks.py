@@ -142,11 +142,15 @@ CASES = (
 
 def measure(device: str, quick: bool) -> list[Ratio]:
     """Ratios for every network that can be built here. `quick`: ResNet-18 only."""
-    where = torch.device(device)
     found: list[Ratio] = []
     for case in CASES[:1] if quick else CASES:
         if case.build is resnet18 or importlib.util.find_spec("transformers"):
-            found += of_case(case, where)
+            try:
+                for ratio in of_case(case, torch.device(device)):
+                    found.append(ratio)
+            except Exception as error:  # one network that fails must not stop the others
+                found.append(Ratio.failed(case.name, error))
+            gc.collect()
     return found
 
 

@@ -22,6 +22,16 @@ class Ratio:
     at_least: bool = True
     unit_note: str = ""
 
+    @staticmethod
+    def failed(name: str, error: Exception) -> "Ratio":
+        """A measurement that raised an error.
+
+        >>> Ratio.failed("basis", ValueError("too long")).unit_note
+        'failed: ValueError: too long'
+        """
+        reason = str(error).splitlines()[0][:200] if str(error) else ""
+        return Ratio(name, float("nan"), float("nan"), unit_note=f"failed: {type(error).__name__}: {reason}")
+
     @property
     def met(self) -> bool | None:
         """Whether the value is on the right side of the target; NaN, a measurement that failed, is not.

@@ -34,7 +34,10 @@ RELATIVE_STRENGTH = 6.0
 """The usual strength where changes are measured against the spread of the outputs, and count for every layer."""
 
 GATHERED_BYTES = 256 << 20
-"""Sensitivities of several scalars that are kept to be added together, which takes fewer and larger kernels."""
+"""Sensitivities of several scalars that are kept to be added together, which takes fewer and larger kernels.
+
+Those of a large vocabulary take more than this and are added one scalar at a time.
+"""
 
 SPREADLESS = 1e-12
 """Outputs whose mean square spread is less than this are all the same."""
