@@ -35,7 +35,7 @@ from .curvature import CURVATURES, LayerFactors, spread
 from .layout import Layout, Rank
 from .metadata import LAYERS
 from .others import OtherParameters
-from .ranks import WIDER, Division, Side, divided
+from .ranks import PROBING, WIDER, Division, Side, divided
 from .staging import Commit
 from .state import load_sketches, require_sketches, sketch_diagnostics
 
@@ -104,6 +104,7 @@ class LayerMemory(Memory):
         self.tasks = 0
         self.logits = 0
         self.in_part: set[str] = set()
+        self._combinations: int | None = None
 
     in_part: set[str]
     """Layers that the first batch was seen to use in other ways too, which nothing protects."""
@@ -171,7 +172,7 @@ class LayerMemory(Memory):
         """See `Memory`: sketches of several times the rank."""
         if self.division is None or self.examples or isinstance(self.rank, Mapping):
             return None
-        return LayerMemory(
+        probe = LayerMemory(
             WIDER * self.rank,
             rule=self.rule,
             outputs=self.outputs,
@@ -180,6 +181,8 @@ class LayerMemory(Memory):
             rest=1,
             curvature=self.curvature.name,
         )
+        probe._combinations = PROBING
+        return probe
 
     def divide(self, probe: "LayerMemory") -> None:
         """See `Memory`."""
@@ -216,7 +219,9 @@ class LayerMemory(Memory):
         layers = [factors.layer for factors in self.factors.values()]
         seed = derive_seed(self.seed, "signs", self.examples + ahead)
         watched = () if self.others is None else self.others.parameters.tensors
-        reading = Reading(self.parameters.model, layers, inputs, targets, self.output, seed, watched)
+        reading = Reading(
+            self.parameters.model, layers, inputs, targets, self.output, seed, watched, self._combinations
+        )
         b, logits, scalars = batch_size(inputs), 1, reading.call.targets
         if self.output is every_logit:
             logits = reading.count

@@ -28,6 +28,9 @@ WIDER = 4
 PROBED = 512
 """Spectra are those of about so many examples."""
 
+PROBING = 2
+"""And of so many combinations of the logits of each."""
+
 
 @dataclass(frozen=True)
 class Division:

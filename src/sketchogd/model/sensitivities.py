@@ -19,9 +19,8 @@ from .parameters import ProtectedParameters, Selection
 from .signs import mask_of, sign_rows
 from .watching import WatchedCall, record_calls
 
-EVERY_LOGIT_UP_TO = 16
+EVERY_LOGIT_UP_TO = 10
 """Up to this many logits, sensitivities are those of each; beyond, those of COMBINATIONS random combinations."""
-
 
 COMBINATIONS = 8
 """Number of random combinations of the logits; one backward pass each."""
@@ -104,6 +103,7 @@ class Reading:
         output: the scalar of an example.
         seed: seed of random signs.
         watched: parameters of no layer, whose calls are recorded.
+        combinations: number of random combinations where there are more logits, or None for the usual rule.
     """
 
     model: nn.Module
@@ -113,6 +113,7 @@ class Reading:
     output: Output
     seed: int
     watched: Sequence[Tensor] = ()
+    combinations: int | None = None
 
     @cached_property
     def call(self) -> Call:
@@ -191,7 +192,7 @@ class Reading:
         """Yield the gradients of the outputs with respect to the output of every use, once per backward pass, lazily.
 
         For `every_logit` there is one pass per logit or, with more than EVERY_LOGIT_UP_TO logits per example, one per
-        random combination Σ_c ±logit_c / √COMBINATIONS; the expected second moment of these is that of all logits. So
+        random combination Σ_c ±logit_c / √COMBINATIONS, as orthogonal as they can be; the expected second moment of these is that of all logits. So
         the passes do not grow with a vocabulary, and a pass needs one tensor of the logits' size beside them. Logits
         that do not count are left out. The graph is gone afterwards.
 
@@ -203,10 +204,11 @@ class Reading:
         if not edges:
             return
         outputs, passes, weights = self.outputs, 1, iter([torch.ones_like(self.outputs)])
-        if self.output is every_logit and outputs.shape[1] <= EVERY_LOGIT_UP_TO:
+        if self.output is every_logit and outputs.shape[1] <= (self.combinations or EVERY_LOGIT_UP_TO):
             passes, weights = outputs.shape[1], self._of_single_logits()
         elif self.output is every_logit:
-            passes, weights = COMBINATIONS, (w.view_as(outputs) for w in self.signs(COMBINATIONS, self.seed))
+            passes = self.combinations or COMBINATIONS
+            weights = (w.view_as(outputs) for w in self.signs(passes, self.seed))
             signed = signed and self.logits.ndim <= 2  # of sequences every position has a random sign
         if signed:
             weights = _with_signs(weights, derive_seed(self.seed, "examples"))

@@ -1,6 +1,8 @@
 """Random signs of logits: a scalar Σ ± logit_c, whose expected squared gradient is that of all logits together.
 
-E[g gᵀ] = Σ_c g_c g_cᵀ for g = Σ_c ε_c g_c, since E[ε_c ε_c'] = 0 for c ≠ c'. For sequences, whose logits are many, the
+E[g gᵀ] = Σ_c g_c g_cᵀ for g = Σ_c ε_c g_c, since E[ε_c ε_c'] = 0 for c ≠ c'. Where an example has one row of logits, its
+combinations are different rows of a Hadamard matrix with the columns' signs at random, which are orthogonal where the
+number of logits is a power of two: the more there are, the nearer they come to all logits. For sequences, whose logits are many, the
 signs of one position are a stretch of a random row, at a random place and with a random sign: any two signs of an
 example are still independent in pairs, and no number is drawn for each logit.
 
@@ -22,6 +24,9 @@ PLACES = 4096
 FEW = 16
 """Up to so many logits an example, signs are drawn for each."""
 
+ORTHOGONAL = 64
+"""Up to so many logits in a row, combinations are orthogonal; of more they nearly are."""
+
 
 def sign_rows(logits: Tensor, count: int, seed: int, counted: Tensor | None = None) -> Iterator[Tensor]:
     """Yield `count` tensors (b, …) of random entries ±1/√count shaped like the logits, the same on every device.
@@ -40,10 +45,30 @@ def sign_rows(logits: Tensor, count: int, seed: int, counted: Tensor | None = No
 
 
 def _drawn(logits: Tensor, count: int, seed: int) -> Iterator[Tensor]:
+    """One after the other; of few logits they are ± t_r h_r(c) s_c with signs t and s of an example's own.
+
+    h_r(c) = (−1)^(bits that r and c have in common), so that rows r are orthogonal over a power of two of columns c.
+    """
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(count):
-        signs = torch.randint(0, 2, logits.shape, generator=generator, dtype=torch.int8)
-        yield (signs * 2 - 1).to(device=logits.device, dtype=logits.dtype) * count**-0.5
+    b, size = len(logits), max(1, logits[0].numel())
+    few = size <= ORTHOGONAL
+    if few:
+        order = 1 << max(size - 1, count - 1).bit_length()
+        rows = torch.randint(0, order, (b, 1), generator=generator)
+        columns = torch.randint(0, 2, (b, size), generator=generator)
+    for i in range(count):
+        bits = torch.randint(0, 2, (b, 1 if few else size), generator=generator, dtype=torch.int8)
+        if few:  # rows r = first XOR i are distinct
+            bits = (bits + columns + _common_bits(rows ^ i, size)) & 1
+        yield (1 - 2 * bits).to(device=logits.device, dtype=logits.dtype).view(logits.shape) * count**-0.5
+
+
+def _common_bits(rows: Tensor, size: int) -> Tensor:
+    """Whether the number of bits that rows (b, 1) and columns 0 … size − 1 have in common is odd."""
+    common = rows & torch.arange(size)
+    for shift in (8, 4, 2, 1):
+        common = common ^ (common >> shift)
+    return common & 1
 
 
 def _of_sequences(logits: Tensor, count: int, seed: int) -> Iterator[Tensor]:
