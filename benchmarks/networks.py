@@ -21,6 +21,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,14 @@ class Unprotected:
 
     def settled(self) -> None: ...
 
+    def forgetting(self) -> float | None:
+        """What is predicted of the change of old outputs."""
+        return None
+
+    def joint(self, steps: int) -> AbstractContextManager[None]:
+        """A block of steps that call no hooks of the optimizer."""
+        return nullcontext()
+
 
 class Protected(Unprotected):
     """`so.protect` with a budget, and nothing else set but what the command line says.
@@ -312,6 +321,14 @@ class Protected(Unprotected):
     def settled(self) -> None:
         assert self.protection is not None
         self.protection.settle()
+
+    def forgetting(self) -> float | None:
+        assert self.protection is not None
+        return self.protection.forgetting()
+
+    def joint(self, steps: int) -> AbstractContextManager[None]:
+        assert self.protection is not None
+        return self.protection.joint(steps)
 
 
 class GPM(Unprotected):
@@ -451,11 +468,15 @@ def train_to_plateau(
     held = len(order) // 20
     own, kept = ((tuple(x[rows] for x in task.train[0]), task.train[1][rows]) for rows in (order[held:], order[:held]))
     best, weights, patience, steps = float("inf"), None, 6, 0
+    graph = GraphedStep(model, own, setting.batch, method) if held and order.is_cuda else None
     for _ in range(setting.epochs):
         model.train()
-        for inputs, targets in batches(own, setting.batch):
-            step(model, inputs, targets, optimizer, method)
-            steps += 1
+        if graph is not None:
+            steps += graph.epoch(own, optimizer.param_groups[0]["lr"])
+        else:
+            for inputs, targets in batches(own, setting.batch):
+                step(model, inputs, targets, optimizer, method)
+                steps += 1
         method.settled()
         loss = measured(model, kept, setting.batch)[0]
         if loss < best:
@@ -469,6 +490,61 @@ def train_to_plateau(
                 break
     model.load_state_dict(weights)  # type: ignore[arg-type]
     return steps
+
+
+class GraphedStep:
+    """A step of plain SGD as a CUDA graph, without hooks of an optimizer; ten at a time are projected together.
+
+    Args:
+        model: in training mode from now on.
+        data: examples of the task, of which whole batches replay the graph and the last takes the same step without it.
+        size: examples in a batch.
+        method: changes the gradients, or projects blocks of steps.
+    """
+
+    BLOCK = 10
+
+    def __init__(self, model: Heads, data: tuple[tuple[Tensor, ...], Tensor], size: int, method: Unprotected) -> None:
+        self.model, self.method, self.size = model, method, size
+        inputs, targets = data
+        self.inputs, self.targets = tuple(x[:size].clone() for x in inputs), targets[:size].clone()
+        self.rate = torch.zeros((), device=targets.device)  # 0 while it is captured: nothing moves
+        self.tensors = [p for p in model.parameters() if p.requires_grad]
+        model.train()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.step(self.inputs, self.targets)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.step(self.inputs, self.targets)
+
+    def step(self, inputs: tuple[Tensor, ...], targets: Tensor) -> None:
+        for p in self.tensors:
+            p.grad = None
+        F.cross_entropy(self.model(*inputs), targets).backward()
+        self.method.before_step()
+        with torch.no_grad():
+            moved = [p for p in self.tensors if p.grad is not None]
+            torch._foreach_sub_(moved, torch._foreach_mul([p.grad for p in moved], self.rate))
+
+    def epoch(self, data: tuple[tuple[Tensor, ...], Tensor], rate: float) -> int:
+        """All batches once; returns how many."""
+        self.rate.fill_(rate)
+        all_batches = list(batches(data, self.size))
+        for start in range(0, len(all_batches), self.BLOCK):
+            block = all_batches[start : start + self.BLOCK]
+            with self.method.joint(len(block)):
+                for inputs, targets in block:
+                    if len(targets) < self.size:
+                        self.step(inputs, targets)
+                        continue
+                    for own, given in zip((*self.inputs, self.targets), (*inputs, targets), strict=True):
+                        own.copy_(given)
+                    self.graph.replay()
+        return len(all_batches)
 
 
 @torch.no_grad()
@@ -490,7 +566,8 @@ def method_of(options: argparse.Namespace, setting: Setting) -> Unprotected:
         return Unprotected()
     given: dict[str, Any] = {} if options.strength is None else {"strength": options.strength}
     if options.rank is not None:
-        given = {"memory": so.LayerMemory(options.rank, anchor_dtype=options.anchor, **given)}
+        damping = {} if options.damping is None else {"damping": options.damping, "strength": 6.0}
+        given = {"memory": so.LayerMemory(options.rank, anchor_dtype=options.anchor, **damping | given)}
     batch = setting.batch if options.stream == "alexnet" else 256  # whose norms have the statistics of a batch
     return Protected(setting.budget, options.every, batch, given)
 
@@ -503,27 +580,56 @@ def run(options: argparse.Namespace) -> None:
         setting = replace(setting, epochs=options.epochs)
     if options.budget is not None:
         setting = replace(setting, budget=options.budget)
+    if options.lr is not None:
+        setting = replace(setting, lr=options.lr)
+    if options.examples is not None:
+        setting = replace(setting, examples=options.examples)
     tasks, model = prepared(options.stream, options.data, options.device, options.order)
     if options.held_out:  # a fifth of the training data is tested on, to choose settings
         tasks = [Task(*halves(task.train)) for task in tasks]
     tasks, model = tasks[: options.tasks], model.to(options.device)
     method = method_of(options, setting)
     matrix, spent, steps = [], {"train": 0.0, "remember": 0.0}, 0
+    kept: list[Any] = []  # of each task what was remembered of it, and its logits since the last task
+    changes: list[tuple[float | None, float]] = []
     for t, task in enumerate(tasks):
         model.task = t
         with Clock(spent, "train", options.device):
             steps += train(model, task, setting, method)
             method.settled()
+        if kept:
+            changes.append((method.forgetting(), changed(model, kept, setting.batch)))
         with Clock(spent, "remember", options.device):
             rows = torch.randperm(len(task.train[1]), device=options.device)[: setting.examples]
-            method.end_task(tuple(x[rows] for x in task.train[0]), task.train[1][rows])
+            mine = tuple(x[rows] for x in task.train[0])
+            method.end_task(mine, task.train[1][rows])
+        kept = [(s, x, outputs(model, s, x, setting.batch)) for s, x, _ in [*kept, (t, mine, None)]]
+        model.task = t
         row = []
         for s, other in enumerate(tasks[: t + 1]):
             model.task = s
             row.append(100 * measured(model, other.test, setting.batch)[1])
         matrix.append(row)
         print(options.stream, options.method, t, " ".join(f"{a:.1f}" for a in row), spent, flush=True)
-        save(options, setting, model, method, matrix, spent, steps)
+        save(options, setting, model, method, matrix, spent, steps, changes)
+
+
+@torch.no_grad()
+def outputs(model: Heads, task: int, inputs: tuple[Tensor, ...], size: int) -> Tensor:
+    """Logits (n, classes) of a task, less their mean per example."""
+    model.eval()
+    model.task = task
+    logits = torch.cat([model(*x) for x in zip(*(x.split(size) for x in inputs), strict=True)])
+    return logits - logits.mean(1, keepdim=True)
+
+
+def changed(model: Heads, kept: list[Any], size: int) -> float:
+    """How much the logits of old tasks changed since they were kept, as a share of their spread (root mean square)."""
+    task = model.task
+    pairs = [(outputs(model, s, x, size), before) for s, x, before in kept]
+    model.task = task
+    total = sum(float(before.square().sum()) for _, before in pairs)
+    return (sum(float((now - before).square().sum()) for now, before in pairs) / total) ** 0.5
 
 
 def halves(data: tuple[tuple[Tensor, ...], Tensor]) -> tuple[tuple[tuple[Tensor, ...], Tensor], ...]:
@@ -555,6 +661,7 @@ def save(
     matrix: list[list[float]],
     spent: dict[str, float],
     steps: int,
+    changes: list[tuple[float | None, float]],
 ) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     last, T = matrix[-1], len(matrix)
@@ -576,6 +683,7 @@ def save(
         "accuracy": sum(last) / T,
         "learned": sum(learned) / T,
         "bwt": sum(a - b for a, b in zip(last[:-1], learned[:-1], strict=True)) / max(1, T - 1),
+        "changes": changes,  # of old logits in each task, as a share of their spread: predicted, and measured
         "matrix": matrix,
         "seconds": spent,
         "steps": steps,
@@ -584,7 +692,6 @@ def save(
     }
     if isinstance(method, Protected) and method.protection is not None:
         found["memory"] = repr(method.protection.memory)
-        found["forgetting"] = method.protection.forgetting()
     tag = f"{options.tag}-" if options.tag else ""
     path = options.out / f"{tag}{options.stream}-{options.method}-{options.seed}.json"
     path.write_text(json.dumps(found, indent=1) + "\n")
@@ -620,10 +727,13 @@ def main() -> None:
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--tasks", type=int, default=TASKS)
     one.add_argument("--epochs", type=int)
+    one.add_argument("--lr", type=float)
+    one.add_argument("--examples", type=int, help="remembered of each task")
     one.add_argument("--every", type=int, default=10)
     one.add_argument("--strength", type=float)
     one.add_argument("--budget")
     one.add_argument("--rank", type=int, help="in place of a budget")
+    one.add_argument("--damping", type=float, help="with a rank")
     one.add_argument("--anchor", help="with a rank: int8 or span")
     one.add_argument("--order", type=int, help="deal classes to tasks at random with this seed")
     one.add_argument("--held-out", action="store_true", help="test on a fifth of the training data")

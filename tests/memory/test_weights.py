@@ -88,7 +88,7 @@ def test_heads_of_different_sizes_weigh_alike(order, curvature):
     for head, place in ((0, slice(24, 32)), (1, slice(32, 52))):
         n = (2, 5)[head]
         expected = torch.kron(torch.eye(n, dtype=torch.float64), a[head].T @ a[head]) / 15 / n
-        expected = expected / unit * protection.memory.together
+        expected = expected / unit * protection.memory.stiffness
         torch.testing.assert_close(H[place, place], expected, rtol=1e-6, atol=1e-9)
 
 
