@@ -27,7 +27,7 @@ from .finite import FiniteCheck
 from .joint import JointGradient, Scaled, corrections_kept
 from .meter import Meter
 from .reference import FULL, Copies, displacement
-from .step_size import learning_rate, projects_gradients, pulls_updates, step_size
+from .step_size import gain, learning_rate, projects_gradients, pulls_updates, rate
 from .unsettled import UnsettledHooks
 from .warn import Newcomers, guard, protector, unguard, warn_of_broken_step, warn_of_unprotected_steps
 
@@ -128,7 +128,7 @@ class UpdateProjection:
 
     def _prepare(self, projector: Projector, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Change the gradients, or copy the weights; returns new arguments for the step, or None."""
-        if projector.anchor is not None and not pulls_updates(optimizer, self.parameters):
+        if projector.anchor is not None and not pulls_updates(optimizer, self.parameters, self.every):
             self.mode = "joint"
             self._copy_weights(projector)
             assert self.reference is not None
@@ -178,10 +178,10 @@ class UpdateProjection:
             warn_of_unprotected_steps(self._unprotected)
 
     def _travel(self, optimizer: Optimizer | None, steps: int) -> None:
-        """Add up step sizes where a pull needs them; reading them may make a GPU wait."""
+        """Add up learning rates where a pull needs them."""
         projector = self.provide()
         if optimizer is not None and projector is not None and projector.anchor is not None:
-            self._travelled += steps * step_size(optimizer, self.parameters)
+            self._travelled += steps * rate(optimizer, self.parameters)
 
     # ---------------------------------------------------------------- projecting
 
@@ -197,7 +197,9 @@ class UpdateProjection:
         projector = self.provide()
         v = displacement(self.parameters, self.reference)
         if projector is not None:
-            self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), self._travelled, 1.0)
+            pulls = self._travelled > 0 and self._optimizer is not None
+            travelled = self._travelled * (gain(self._optimizer, self.parameters) if pulls else 1.0)  # type: ignore[arg-type]
+            self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), travelled, 1.0)
         self.pending, self._travelled = 0, 0.0
         if self.every == 1 and (projector is None or projector.anchor is None):
             self.reference = None  # a copy is kept between steps only where steps are projected together

@@ -94,7 +94,7 @@ def signed_sums(v: Tensor) -> Tensor:
 
 def corrections_kept(optimizer: Optimizer, parameters: ProtectedParameters, every: int) -> int:
     """How many corrections an optimizer will need per number: 0, 1 (the last one), or 2 (its mean in one byte too)."""
-    if every == 1 or pulls_updates(optimizer, parameters):
+    if every == 1 or pulls_updates(optimizer, parameters, every):
         return 0
     return 1 + keeps_corrections(optimizer, every)
 
