@@ -11,7 +11,7 @@ from torch import nn
 import sketchogd as so
 from sketchogd import theory
 from sketchogd.lab.models import mlp
-from sketchogd.sketch import REGISTRY
+from sketchogd.sketch import REGISTRY, FlatTailSketch
 
 D, N = 20, 60
 
@@ -133,6 +133,7 @@ def test_no_estimate_without_a_certificate():
 SKETCHES = {
     "gradient": so.GradientSketch(6),
     "product": so.ProductSketch(6),
+    "flat-tail": FlatTailSketch(6),
     "symmetric": so.SymmetricSketch(3, 3),
     "all": so.AllRows(),
     "random": so.RandomRows(6),

@@ -95,6 +95,24 @@ def moment(rows):
     return rows.T @ rows
 
 
+@pytest.mark.parametrize("size", [4, 8])
+def test_as_many_combinations_as_logits_are_all_of_them(size):
+    rows = torch.stack(list(sign_rows(torch.zeros(5, size), size, 0)), 1)
+    torch.testing.assert_close(rows.mT @ rows, torch.eye(size).expand(5, -1, -1))
+    assert not torch.equal(rows[0].abs() * rows[0], rows[1].abs() * rows[1])  # every example has signs of its own
+
+
+@pytest.mark.parametrize("size", [1, 15, 200])
+def test_combinations_of_a_row_of_logits_are_unbiased_and_independent_between_examples(size):
+    rows = torch.stack(list(sign_rows(torch.zeros(2000, size), 8, 1)), 1)  # (examples, combinations, logits)
+    assert torch.equal(rows.abs(), torch.full_like(rows, 8**-0.5))
+    second = (rows.mT @ rows).mean(0) - torch.eye(size)
+    assert float(second.abs().max()) < 5 / (8 * 2000) ** 0.5
+    between = torch.einsum("eic,ejd->ijcd", rows[:1000], rows[1000:]) / 1000 * 8
+    assert float(between.abs().max()) < 6 / 1000**0.5
+    assert len({tuple(row) for row in rows[0].sign().tolist()}) > 1  # nor are they all one
+
+
 @pytest.mark.parametrize("places", [signs.PLACES, 1])
 def test_signs_of_sequences_are_unbiased(places, monkeypatch):
     """E[δ δᵀ] over 1,000 seeds is the identity, also where all positions take their signs from the same place.

@@ -192,9 +192,9 @@ class Reading:
         """Yield the gradients of the outputs with respect to the output of every use, once per backward pass, lazily.
 
         For `every_logit` there is one pass per logit or, with more than EVERY_LOGIT_UP_TO logits per example, one per
-        random combination Σ_c ±logit_c / √COMBINATIONS, as orthogonal as they can be; the expected second moment of these is that of all logits. So
-        the passes do not grow with a vocabulary, and a pass needs one tensor of the logits' size beside them. Logits
-        that do not count are left out. The graph is gone afterwards.
+        random combination Σ_c ±logit_c / √COMBINATIONS, which are orthogonal where logits are few; the expected second
+        moment of these is that of all logits. So the passes do not grow with a vocabulary, and a pass needs one tensor
+        of the logits' size beside them. Logits that do not count are left out. The graph is gone afterwards.
 
         Args:
             signed: Give every example a random sign, so that the sum over examples has the expected second moment of

@@ -1,10 +1,10 @@
 """Random signs of logits: a scalar Σ ± logit_c, whose expected squared gradient is that of all logits together.
 
-E[g gᵀ] = Σ_c g_c g_cᵀ for g = Σ_c ε_c g_c, since E[ε_c ε_c'] = 0 for c ≠ c'. Where an example has one row of logits, its
-combinations are different rows of a Hadamard matrix with the columns' signs at random, which are orthogonal where the
-number of logits is a power of two: the more there are, the nearer they come to all logits. For sequences, whose logits are many, the
-signs of one position are a stretch of a random row, at a random place and with a random sign: any two signs of an
-example are still independent in pairs, and no number is drawn for each logit.
+E[g gᵀ] = Σ_c g_c g_cᵀ for g = Σ_c ε_c g_c, since E[ε_c ε_c'] = 0 for c ≠ c'. Where an example has one row of few
+logits, its combinations are different rows of a Hadamard matrix, with signs of the columns at random; as many
+combinations as columns have the second moment of all logits exactly. For sequences, whose logits are many, the signs of
+one position are a stretch of a random row, at a random place and with a random sign: any two signs of an example are
+still independent in pairs, and no number is drawn for each logit.
 
 Letters: b examples, T positions of one (all axes of its logits but the last), V logits of a position.
 """

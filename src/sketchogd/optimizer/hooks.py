@@ -62,7 +62,7 @@ class UpdateProjection:
         self._unsettled = UnsettledHooks(parameters.model)
         self._stepping = False
         self._unprotected = 0
-        self._travelled = 0.0
+        self._travelled: float | Tensor = 0.0
         self._tension: Tensor | None = None
         self._handles: list[Any] = []
         self._optimizer: Optimizer | None = None
@@ -128,7 +128,7 @@ class UpdateProjection:
 
     def _prepare(self, projector: Projector, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Change the gradients, or copy the weights; returns new arguments for the step, or None."""
-        if projector.anchor is not None and not pulls_updates(optimizer, self.parameters, self.every):
+        if projector.anchor is not None and not pulls_updates(optimizer, self.parameters):
             self.mode = "joint"
             self._copy_weights(projector)
             assert self.reference is not None
@@ -181,7 +181,7 @@ class UpdateProjection:
         """Add up learning rates where a pull needs them."""
         projector = self.provide()
         if optimizer is not None and projector is not None and projector.anchor is not None:
-            self._travelled += steps * rate(optimizer, self.parameters)
+            self._travelled += Scaled.of(optimizer).share_taken() * steps * rate(optimizer, self.parameters)
 
     # ---------------------------------------------------------------- projecting
 
@@ -197,8 +197,9 @@ class UpdateProjection:
         projector = self.provide()
         v = displacement(self.parameters, self.reference)
         if projector is not None:
-            pulls = self._travelled > 0 and self._optimizer is not None
-            travelled = self._travelled * (gain(self._optimizer, self.parameters) if pulls else 1.0)  # type: ignore[arg-type]
+            travelled = float(self._travelled)
+            if projector.anchor is not None and travelled and self._optimizer is not None:
+                travelled *= gain(self._optimizer, self.parameters)
             self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), travelled, 1.0)
         self.pending, self._travelled = 0, 0.0
         if self.every == 1 and (projector is None or projector.anchor is None):

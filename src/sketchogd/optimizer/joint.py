@@ -49,17 +49,21 @@ class Scaled:
     """
 
     factor: Tensor | None = None
-    skips: bool = False
+    infinite: Tensor | None = None
 
     @staticmethod
     def of(optimizer: Optimizer) -> "Scaled":
         """Of the step that an optimizer is about to take."""
-        return Scaled(getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None) is not None)
+        return Scaled(getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None))
 
     @property
     def inside(self) -> bool:
         """Whether the optimizer takes a scale back, or skips the step, by itself."""
-        return self.skips or self.factor is not None
+        return self.infinite is not None or self.factor is not None
+
+    def share_taken(self) -> float | Tensor:
+        """1 where the step is taken, 0 where it is skipped; not read from a GPU."""
+        return 1.0 if self.infinite is None else (self.infinite == 0).sum()
 
     def unscaled(self, gradients: list[Tensor | None]) -> list[Tensor | None]:
         """Gradients without the scale."""
@@ -94,7 +98,7 @@ def signed_sums(v: Tensor) -> Tensor:
 
 def corrections_kept(optimizer: Optimizer, parameters: ProtectedParameters, every: int) -> int:
     """How many corrections an optimizer will need per number: 0, 1 (the last one), or 2 (its mean in one byte too)."""
-    if every == 1 or pulls_updates(optimizer, parameters, every):
+    if every == 1 or pulls_updates(optimizer, parameters):
         return 0
     return 1 + keeps_corrections(optimizer, every)
 
@@ -262,7 +266,7 @@ class JointGradient:
             if some:
                 torch._foreach_add_([pieces[i] for i in places], some, alpha=-size)
         correction = projector.protected_part_(v, size).div_(size)
-        return correction, self.check.of(correction, scaled.skips)
+        return correction, self.check.of(correction, scaled.infinite is not None)
 
     def _add(self, correction: Tensor, scaled: "Scaled") -> None:
         """Add a correction (width,) to the gradients."""

@@ -81,19 +81,20 @@ def projects_gradients(optimizer: Optimizer, parameters: ProtectedParameters) ->
     return plain and same and all(t.grad is None or not t.grad.is_sparse for t in parameters.tensors)
 
 
-def pulls_updates(optimizer: Optimizer, parameters: ProtectedParameters, every: int = 1) -> bool:
+def pulls_updates(optimizer: Optimizer, parameters: ProtectedParameters) -> bool:
     """Whether weights are pulled after steps, instead of the gradient before them.
 
-    With one learning rate for all, after the steps of SGD, which come to rest at the balance so; and after `every` > 1
-    steps of Adam and its kin, where a gradient that is changed for many steps ahead protects less (docs/theory.md).
-    Sparse gradients cannot have a dense correction added.
+    With one learning rate for all, so are those of SGD, which come to rest at the balance, and of Adam and its kin:
+    these divide gradients by their own size, so that a pull in the gradient slows down learning where it should hold
+    old outputs (docs/theory.md; AdamW takes its weight decay out of the gradient for the same reason). Sparse gradients
+    cannot have a dense correction added.
     """
     if any(t.grad is not None and t.grad.is_sparse for t in parameters.tensors):
         return True
     groups = _groups(optimizer, parameters)
     if len({float(g["lr"]) for g in groups if g.get("lr") is not None}) != 1:
         return False
-    if isinstance(optimizer, Adam | AdamW | NAdam | RAdam):
+    if type(optimizer) in (Adam, AdamW, NAdam, RAdam):
         return True
     return type(optimizer) is torch.optim.SGD and all(g["dampening"] == 0 for g in groups)
 
