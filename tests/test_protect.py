@@ -12,9 +12,9 @@ import sketchogd as so
 from . import models
 
 
-def setup(kind="mlp", memory=None, optimizer=torch.optim.Adam, **options):
+def setup(kind="mlp", memory=None, **options):
     model, x, y = models.make(kind)
-    optimizer = optimizer(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     if memory is None and "budget" not in options:
         memory = so.ProductSketch(16)
     return model, optimizer, so.protect(model, optimizer, memory=memory, **options), x, y
@@ -193,11 +193,11 @@ def test_compiled_models_are_protected_as_what_they_wrap():
 
 @pytest.mark.parametrize(("every", "mean"), [(5, True), (100, False)])
 def test_ledger_lists_every_tensor_and_prints(every, mean):
-    model, optimizer, protection, x, y = setup(memory=so.LayerSketch(rank=8), optimizer=torch.optim.Adamax, every=every)
+    model, optimizer, protection, x, y = setup(memory=so.LayerSketch(rank=8), every=every)
     protection.remember([(x, y)])
     weights = sum(p.numel() * 4 for p in model.parameters())
-    # The anchor, the correction that Adamax is given between two pulls, and the mean of corrections in int8 with a
-    # scale per row, which its mean gradient needs unless it has forgotten the last correction: 0.9^100 is nothing.
+    # The anchor, the correction that Adam is given between two pulls, and the mean of corrections in int8 with a
+    # scale per row, which Adam's mean gradient needs unless it has forgotten the last correction: 0.9^100 is nothing.
     rounded = sum(p.numel() + 4 * (len(p) if p.ndim > 1 else 1) for p in model.parameters())
     expected = protection.memory.nbytes + 2 * weights + mean * rounded
     for _ in range(every + 2):  # the same before these are computed as after

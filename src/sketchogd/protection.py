@@ -411,9 +411,8 @@ class Protection:
             if missing:
                 raise ValueError(f"these weights lack {len(missing)} protected parameters, such as {missing[0]!r}")
             chosen = [weights[name] for name in self.parameters.names]
-        # What L parts do together is measured to be about √L times the sum, and at most L times.
-        counted = self.memory.stiffness / self.memory.together**0.5
-        whole = rule.settings()["strength"] * max(1, self.memory.tasks) * counted
+        # A pull counts the most that parts of the model can do together; measured is about the root of that.
+        whole = rule.settings()["strength"] * max(1, self.memory.tasks) * self.memory.together**0.5
         return float((max(0.0, self._projection.penalty(projector, chosen)) / whole) ** 0.5)
 
     def ledger(self) -> Ledger:

@@ -88,7 +88,7 @@ def test_heads_of_different_sizes_weigh_alike(order, curvature):
     for head, place in ((0, slice(24, 32)), (1, slice(32, 52))):
         n = (2, 5)[head]
         expected = torch.kron(torch.eye(n, dtype=torch.float64), a[head].T @ a[head]) / 15 / n
-        expected = expected / unit * protection.memory.stiffness
+        expected = expected / unit * protection.memory.together
         torch.testing.assert_close(H[place, place], expected, rtol=1e-6, atol=1e-9)
 
 
@@ -120,4 +120,4 @@ def test_layers_count_as_many_times_as_there_are_and_forgetting_with_the_root_of
     share = float(change.square().sum() / (z - z.mean(1, keepdim=True)).square().sum())
     assert protection.forgetting(moved) == pytest.approx((share * 2**0.5) ** 0.5, rel=1e-6)
     D = protection.parameters.flatten([moved[n] - t for n, t in model.state_dict().items()])
-    assert float(D @ matrix(protection) @ D) == pytest.approx(3.0 * 2**1.5 * share, rel=1e-5)
+    assert float(D @ matrix(protection) @ D) == pytest.approx(3.0 * 2 * share, rel=1e-5)

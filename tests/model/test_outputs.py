@@ -107,7 +107,7 @@ def test_combinations_of_a_row_of_logits_are_unbiased_and_independent_between_ex
     rows = torch.stack(list(sign_rows(torch.zeros(2000, size), 8, 1)), 1)  # (examples, combinations, logits)
     assert torch.equal(rows.abs(), torch.full_like(rows, 8**-0.5))
     second = (rows.mT @ rows).mean(0) - torch.eye(size)
-    assert float(second.abs().max()) < 5 / (8 * 2000) ** 0.5
+    assert float(second.abs().max()) < 5 / 2000**0.5
     between = torch.einsum("eic,ejd->ijcd", rows[:1000], rows[1000:]) / 1000 * 8
     assert float(between.abs().max()) < 6 / 1000**0.5
     assert len({tuple(row) for row in rows[0].sign().tolist()}) > 1  # nor are they all one

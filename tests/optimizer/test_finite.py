@@ -86,25 +86,26 @@ def test_a_series_of_bad_steps_is_said_once_and_protection_goes_on():
         step(model, optimizer, float("nan"))
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_fused_optimizer_under_a_scaler_is_pulled_as_without_one(every, monkeypatch):
+def test_a_fused_optimizer_under_a_scaler_is_pulled_as_without_one(every, optimizer, monkeypatch):
     """Its gradients are still scaled when the hooks see them, and a step that is not finite it skips by itself."""
     monkeypatch.setattr("sketchogd.optimizer.joint.SETTLED", 2.0)  # joint norms are compared, and used
 
     def train(scale):
-        model, optimizer, _ = protected(
-            lambda: so.LayerMemory(10, strength=50.0), lambda p: torch.optim.Adam(p, lr=0.01, fused=True), every
+        model, made, _ = protected(
+            lambda: so.LayerMemory(10, strength=50.0), lambda p: optimizer(p, lr=0.01, fused=True), every
         )
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, enabled=scale)
         for i in range(9):
             if scale and i == 4 and every == 1:  # a skipped step counts, too
-                optimizer.zero_grad()
+                made.zero_grad()
                 scaler.scale(cross_entropy(model(data(1)[0]), data(1)[1]) * float("inf")).backward()
-                scaler.step(optimizer)
+                scaler.step(made)
                 scaler.update()
-            optimizer.zero_grad()
+            made.zero_grad()
             scaler.scale(cross_entropy(model(data(1)[0]), data(1)[1])).backward()
-            scaler.step(optimizer)
+            scaler.step(made)
             scaler.update()
         return flat(model)
 

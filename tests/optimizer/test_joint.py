@@ -33,6 +33,10 @@ OPTIMIZERS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
     "nesterov": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),
     "dampening": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.0),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
     "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
     "adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
@@ -41,16 +45,6 @@ OPTIMIZERS = {
     "lion": lambda p: Lion(p, lr=0.003),
     "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.5),
 }
-
-
-PULLED = {
-    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
-    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
-    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
-    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
-}
-"""Adam and its kin, whose weights are pulled after steps, where they have one rate."""
 
 
 def adafactor_of_transformers(p, **options):
@@ -125,43 +119,6 @@ def test_training_ends_at_the_balance_for_every_optimizer(name, every):
     assert (trained.model.weight - trained.before).norm() > 0.1  # and the new task was learned
 
 
-@pytest.mark.parametrize("every", [1, 10])
-@pytest.mark.parametrize("name", PULLED)
-def test_adam_is_pulled_after_its_steps(name, every):
-    """As its slow twin: steps of the optimizer alone, then D (I + s H)⁻¹ for the displacement, s = Σ lr / mean √v."""
-    trained = Trained(PULLED[name], every).train(100)
-    twin = Trained(PULLED[name], every)
-    twin.protection.detach()
-    spread = twin.old @ (twin.before - twin.before.mean(0)).T
-    H = twin.strength * (twin.old.T @ twin.old) / spread.square().sum()
-    W, rates = twin.model.weight, 0.0
-    for k in range(100):
-        twin.optimizer.param_groups[0]["lr"] = 0.01 * (1 - k / 100 + 1e-4)
-        twin.closure()
-        twin.optimizer.step()
-        rates += twin.optimizer.param_groups[0]["lr"]
-        if (k + 1) % every == 0:
-            state = twin.optimizer.state[W]
-            v = state.get("max_exp_avg_sq", state["exp_avg_sq"]) / (1 - 0.999 ** float(state["step"]))
-            s, rates = rates / (v.sqrt().mean() + 1e-8), 0.0
-            with torch.no_grad():
-                W.copy_(twin.before + (W - twin.before) @ torch.linalg.inv(torch.eye(6) + s * H))
-    torch.testing.assert_close(trained.model.weight, W, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize("rates", [(0.01, 0.01), (0.01, 0.02)])
-def test_adam_with_one_rate_is_pulled_and_with_several_given_the_joint_gradient(rates):
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    groups = [{"params": model[0].parameters(), "lr": rates[0]}, {"params": model[2].parameters(), "lr": rates[1]}]
-    optimizer = torch.optim.AdamW(groups)
-    protection = so.protect(model, optimizer, memory=so.LayerMemory(8))
-    old, new, wanted = problem()
-    protection.remember([(old, None)])
-    mse_loss(model(new), wanted).backward()
-    optimizer.step()
-    assert protection.mode == ("update" if rates[0] == rates[1] else "joint")
-
-
 @pytest.mark.parametrize("options", [{"lr": None, "relative_step": True}, {"lr": 0.01, "relative_step": False}])
 def test_adafactor_of_transformers_is_pulled(options):
     """It may have a learning rate of None, and keeps second moments of vectors (biases), but no betas."""
@@ -209,10 +166,10 @@ def test_tokens_that_do_not_occur_change_nothing(every):
     assert change(5000) == pytest.approx(change(50), rel=0.2)
 
 
-@pytest.mark.parametrize(("name", "least"), [("adamax", 0.1), ("adadelta", 1e-3), ("dampening", 1e-3)])
-def test_few_corrections_end_at_the_balance_too(name, least):
+@pytest.mark.parametrize("name", ["adamw", "adadelta", "dampening"])
+def test_few_corrections_end_at_the_balance_too(name):
     """Training settles between two of thirty corrections, so that m steps lead less far than m times one."""
-    assert Trained(OPTIMIZERS[name], every=100).train(3000).imbalance() < least
+    assert Trained(OPTIMIZERS[name], every=100).train(3000).imbalance() < 1e-3
 
 
 def test_how_far_a_displacement_moved_is_known_from_a_few_sums():
@@ -222,7 +179,7 @@ def test_how_far_a_displacement_moved_is_known_from_a_few_sums():
 
 def test_the_balance_holds_for_a_stiff_pull():
     """Directions in which lr · strength · λ is 50: an explicit step on the penalty would diverge."""
-    for name in ("sgd", "adamax"):
+    for name in ("sgd", "adam"):
         trained = Trained(OPTIMIZERS[name], strength=5000.0).train(4000)
         assert trained.model.weight.isfinite().all()
         assert trained.imbalance() < 0.05
@@ -234,7 +191,7 @@ def test_a_gradient_memory_balances_too():
     model = nn.Linear(6, 1, bias=False).double()
     old, new, wanted = problem()
     before = model.weight.detach().clone()
-    optimizer = torch.optim.Adamax(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     protection = so.protect(model, optimizer, memory=memory, output=lambda output, target: output.sum())
     protection.remember([(old, torch.zeros(40))])
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 1 - k / 3000 + 1e-4)
@@ -270,15 +227,14 @@ def test_parameter_groups_with_rates_of_their_own_are_pulled_alike():
     assert change(True) < 0.1 * change(False)
 
 
-@pytest.mark.parametrize(("kind", "mode"), [(torch.optim.AdamW, "update"), (torch.optim.Adamax, "joint")])
-def test_a_parameter_without_a_gradient_stays_where_it_is(kind, mode):
+def test_a_parameter_without_a_gradient_stays_where_it_is():
     """A head that is not in use gets no gradient, so that weight decay and momentum of the optimizer leave it alone."""
     torch.manual_seed(0)
     body, heads = nn.Linear(6, 8), nn.ModuleList([nn.Linear(8, 3), nn.Linear(8, 3)])
     model = nn.ModuleDict({"body": body, "heads": heads})
     model.forward = lambda x: heads[model.head](torch.tanh(body(x)))
     model.head = 0
-    optimizer = kind(model.parameters(), lr=0.01, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
     protection = so.protect(model, optimizer, memory=so.LayerMemory(20))
     x, y = torch.randn(20, 6), torch.randint(0, 3, (20,))
     protection.remember([(x, y)])
@@ -289,7 +245,7 @@ def test_a_parameter_without_a_gradient_stays_where_it_is(kind, mode):
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     assert torch.equal(heads[0].weight, kept)
-    assert protection.mode == mode
+    assert protection.mode == "joint"
 
 
 def test_sparse_gradients_are_pulled_after_the_step():

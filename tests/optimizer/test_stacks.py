@@ -349,8 +349,7 @@ def test_joint_steps_are_those_of_one_vector_for_everything(most, unused, monkey
         torch.manual_seed(1)
         model = Mixed().double()
         chosen = [(name, t) for name, t in model.named_parameters() if not name.startswith("never")]
-        groups = [{"params": [t], "lr": 0.02 if i else 0.02 - 1e-14} for i, (_, t) in enumerate(chosen)]  # not one rate
-        optimizer = torch.optim.Adam(groups, betas=(0.3, 0.99))
+        optimizer = torch.optim.Adam([t for _, t in chosen], 0.02, betas=(0.3, 0.99))
         memory = so.LayerMemory(5, strength=3.0)
         protection = so.protect(model, optimizer, memory=memory, every=3, parameters=[name for name, _ in chosen])
         protection.remember([(x[:20], y[:20])])

@@ -120,15 +120,10 @@ class Memory(ABC):
     @property
     @abstractmethod
     def together(self) -> int:
-        """How many parts of the model, judged one by one, move outputs together.
+        """How many parts of the model, judged one by one, move outputs together: a pull counts so many times each.
 
         A change of an output that is a sum over parts has at most so many times the sum of their squares.
         """
-
-    @property
-    @abstractmethod
-    def stiffness(self) -> float:
-        """How many times a pull counts the change of each of these parts."""
 
     @abstractmethod
     def sensitivity(self) -> float | None:

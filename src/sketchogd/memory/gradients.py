@@ -231,11 +231,6 @@ class GradientMemory(Memory):
         return 1
 
     @property
-    def stiffness(self) -> float:
-        """See `Memory`."""
-        return 1.0
-
-    @property
     def weight(self) -> float:
         """What a square change of an output weighs: tasks over examples.
 

@@ -346,7 +346,7 @@ class LayerMemory(Memory):
     def weight(self) -> float:
         """What a square change of one logit of one example weighs: tasks over Σ (z − z̄)², the spread of all of them.
 
-        Times `stiffness`, for what layers change together.
+        Times the number of layers: (Σ x)² of what they change together is at most so many times Σ x².
 
         The mean square change of a task's logits, over their mean square spread, then weighs 1 where all tasks have
         equally many examples; otherwise each task has the share of its examples. Where no task was ever ended, all
@@ -354,7 +354,7 @@ class LayerMemory(Memory):
         """
         logits = max(1, self.logits) if self.outputs else 1  # of inputs alone no logit enters
         unit = self.curvature.unit(spread.energy(self.spread), logits * max(1, self.examples))
-        return self.stiffness * max(1, self.tasks) / unit
+        return self.together * max(1, self.tasks) / unit
 
     @property
     def together(self) -> int:
@@ -362,11 +362,6 @@ class LayerMemory(Memory):
         seen = sum(factors.trace > 0 for factors in self.factors.values())
         others = self.others is not None and self.others.sketch.count > 0
         return self.curvature.together(max(1, seen + others))
-
-    @property
-    def stiffness(self) -> float:
-        """See `Memory`."""
-        return self.curvature.stiffness(self.together)
 
     def sensitivity(self) -> None:
         """None: `theory.layer_change_bound` is in terms of what the optimizer proposed, and counts unseen pairs."""

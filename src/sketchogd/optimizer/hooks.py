@@ -27,7 +27,7 @@ from .finite import FiniteCheck
 from .joint import JointGradient, Scaled, corrections_kept
 from .meter import Meter
 from .reference import FULL, Copies, displacement
-from .step_size import gain, learning_rate, projects_gradients, pulls_updates, rate
+from .step_size import learning_rate, projects_gradients, pulls_updates, step_size
 from .unsettled import UnsettledHooks
 from .warn import Newcomers, guard, protector, unguard, warn_of_broken_step, warn_of_unprotected_steps
 
@@ -178,10 +178,10 @@ class UpdateProjection:
             warn_of_unprotected_steps(self._unprotected)
 
     def _travel(self, optimizer: Optimizer | None, steps: int) -> None:
-        """Add up learning rates where a pull needs them."""
+        """Add up step sizes where a pull needs them; reading them may make a GPU wait."""
         projector = self.provide()
         if optimizer is not None and projector is not None and projector.anchor is not None:
-            self._travelled += Scaled.of(optimizer).share_taken() * steps * rate(optimizer, self.parameters)
+            self._travelled += Scaled.of(optimizer).share_taken() * steps * step_size(optimizer, self.parameters)
 
     # ---------------------------------------------------------------- projecting
 
@@ -197,10 +197,7 @@ class UpdateProjection:
         projector = self.provide()
         v = displacement(self.parameters, self.reference)
         if projector is not None:
-            travelled = float(self._travelled)
-            if projector.anchor is not None and travelled and self._optimizer is not None:
-                travelled *= gain(self._optimizer, self.parameters)
-            self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), travelled, 1.0)
+            self._remove(projector, v, lambda part: self.parameters.add_(part, alpha=-1.0), float(self._travelled), 1.0)
         self.pending, self._travelled = 0, 0.0
         if self.every == 1 and (projector is None or projector.anchor is None):
             self.reference = None  # a copy is kept between steps only where steps are projected together

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Adam, AdamW, NAdam, Optimizer, RAdam
+from torch.optim import Optimizer
 
 from ..linalg.stacks import alike
 from ..model.parameters import ProtectedParameters, local
@@ -16,34 +16,24 @@ UNKNOWN_RATE = 1e-3
 
 
 def step_size(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
-    """The learning rate times the gain."""
-    return rate(optimizer, parameters) * gain(optimizer, parameters)
+    """The learning rate, over 1 − momentum and times 1 − dampening where there are such.
 
-
-def rate(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
-    """The learning rate, the largest where groups differ."""
-    rates = [float(g["lr"]) for g in _groups(optimizer, parameters) if g.get("lr") is not None]
-    return max(rates, default=UNKNOWN_RATE) or UNKNOWN_RATE  # all zero: nothing moves, and no size is wrong
-
-
-def gain(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
-    """How far a step of rate one moves the weights for a gradient of one: 1 − dampening over 1 − momentum.
-
-    For Adam and its kin the steps of all entries differ: this is Σ u² / Σ u g over the entries, where u = g / √v is a
-    step and g² about v, so one over the mean of √v. Entries that never had a gradient, as of tokens that do not occur,
+    For Adam and its kin the steps of all entries differ: this is Σ u² / Σ u g over the entries, where u = lr g / √v is
+    a step and g² about v, so lr over the mean of √v. Entries that never had a gradient, as of tokens that do not occur,
     take no steps and do not count.
     """
-    settings = _groups(optimizer, parameters)[0]
-    states = [optimizer.state.get(t, {}) for t in parameters.tensors]
-    for key in ("max_exp_avg_sq", "exp_avg_sq"):
-        seen = [m for state in states if isinstance(m := state.get(key), Tensor)]
-        if seen and "betas" in settings:
-            first = next(state for state in states if key in state)
-            roots, count, steps = numbers_in([*_sums(seen), first.get("step", 1)])
-            correction = 1 - settings["betas"][1] ** steps
-            return 1 / (roots / max(1.0, count) / max(correction, 1e-8) ** 0.5 + float(settings["eps"]))
+    groups = _groups(optimizer, parameters)
+    rates = [float(g["lr"]) for g in groups if g.get("lr") is not None]
+    rate = max(rates, default=UNKNOWN_RATE) or UNKNOWN_RATE  # all zero: nothing moves, and no size is wrong
+    settings = groups[0]
+    seen = [m for t in parameters.tensors if isinstance(m := optimizer.state.get(t, {}).get("exp_avg_sq"), Tensor)]
+    if seen and "betas" in settings:
+        first = next(t for t in parameters.tensors if "exp_avg_sq" in optimizer.state.get(t, {}))
+        roots, count, steps = numbers_in([*_sums(seen), optimizer.state[first].get("step", 1)])
+        correction = 1 - settings["betas"][1] ** steps
+        return rate / (roots / max(1.0, count) / max(correction, 1e-8) ** 0.5 + float(settings["eps"]))
     taken = 1 - float(settings.get("dampening", 0.0))
-    return taken / max(1e-3, 1 - float(settings.get("momentum", 0.0)))
+    return rate * taken / max(1e-3, 1 - float(settings.get("momentum", 0.0)))
 
 
 def _sums(squares: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -82,21 +72,16 @@ def projects_gradients(optimizer: Optimizer, parameters: ProtectedParameters) ->
 
 
 def pulls_updates(optimizer: Optimizer, parameters: ProtectedParameters) -> bool:
-    """Whether weights are pulled after steps, instead of the gradient before them.
+    """Whether the steps of an optimizer are those of SGD with one learning rate, or must be taken as they are.
 
-    With one learning rate for all, so are those of SGD, which come to rest at the balance, and of Adam and its kin:
-    these divide gradients by their own size, so that a pull in the gradient slows down learning where it should hold
-    old outputs (docs/theory.md; AdamW takes its weight decay out of the gradient for the same reason). Sparse gradients
-    cannot have a dense correction added.
+    Then a pull after the step balances the new loss. Sparse gradients cannot have a dense correction added either.
     """
     if any(t.grad is not None and t.grad.is_sparse for t in parameters.tensors):
         return True
-    groups = _groups(optimizer, parameters)
-    if len({float(g["lr"]) for g in groups if g.get("lr") is not None}) != 1:
+    if type(optimizer) is not torch.optim.SGD:
         return False
-    if type(optimizer) in (Adam, AdamW, NAdam, RAdam):
-        return True
-    return type(optimizer) is torch.optim.SGD and all(g["dampening"] == 0 for g in groups)
+    groups = _groups(optimizer, parameters)
+    return len({float(g["lr"]) for g in groups}) == 1 and all(g["dampening"] == 0 for g in groups)
 
 
 def _groups(optimizer: Optimizer, parameters: ProtectedParameters) -> list[dict[str, Any]]:

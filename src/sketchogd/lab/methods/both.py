@@ -88,11 +88,6 @@ class Both(Memory):
         """See `Memory`."""
         return self.layers.together
 
-    @property
-    def stiffness(self) -> float:
-        """See `Memory`."""
-        return self.layers.stiffness
-
     def spans(self, parameters: ProtectedParameters) -> list[None]:
         """See `Memory`."""
         return [None] * len(parameters)

@@ -30,11 +30,8 @@ from .traces import TraceSums, explicit_gradients
 
 Factors = Mapping[str, LayerFactors]
 
-RELATIVE_STRENGTH = 3.0
+RELATIVE_STRENGTH = 5.0
 """The usual strength where changes are measured against the spread of the outputs, and count for every layer."""
-
-DEPTH = 1.5
-"""Changes count as many times as there are layers, to this power."""
 
 GATHERED_BYTES = 256 << 20
 """Sensitivities of several scalars that are kept to be added together, which takes fewer and larger kernels.
@@ -61,11 +58,7 @@ class Curvature(ABC):
 
     @abstractmethod
     def together(self, parts: int) -> int:
-        """How many times the sum of squares over so many parts of the model may be short of what they move together."""
-
-    @abstractmethod
-    def stiffness(self, parts: int) -> float:
-        """How many times a pull counts each of so many parts."""
+        """How many times the sum over so many parts of the model a pull counts, for what they move together."""
 
     tied: bool
     """Whether the weight of an embedding that is an output layer too is a layer; otherwise it belongs to none."""
@@ -99,10 +92,6 @@ class SinglePositions(Curvature):
     def together(self, parts: int) -> int:
         """See `Curvature`: 1, as in version 0.1."""
         return 1
-
-    def stiffness(self, parts: int) -> float:
-        """See `Curvature`: once, as in version 0.1."""
-        return 1.0
 
     def stage(self, factors: Factors, reading: Reading, scale: float = 1.0) -> Commit:
         """See `Curvature`; one forward pass and one backward pass per logit or combination of logits."""
@@ -156,10 +145,6 @@ class PartialTraces(Curvature):
     def together(self, parts: int) -> int:
         """See `Curvature`: by Cauchy and Schwarz (Σ x)² is at most so many times Σ x²."""
         return parts
-
-    def stiffness(self, parts: int) -> float:
-        """See `Curvature`: more than `together`, since deep networks also bend sooner (measured, docs/theory.md)."""
-        return float(parts**DEPTH)
 
     def __init__(self) -> None:
         self._orders: dict[tuple[Any, ...], list[str]] = {}
