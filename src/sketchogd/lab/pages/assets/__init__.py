@@ -56,6 +56,7 @@ def _content(data: Mapping[str, Any]) -> dict[str, str]:
         "beside": html.escape(f"The runs are shown beside {data['reference']['source']}.") if compared else "",
         "spread": "Mean ± standard deviation over seeds. " if several else "",
         "marks": _MARKS if compared else "",
+        "ranges": _ranges(several, compared) if rows else "",
         "facts": _facts(data),
         "tables": "".join(tables.results(data, each) for each in data["benchmarks"]),
         "notes": tables.notes(groups, data["reference"]["tables"]),
@@ -77,6 +78,12 @@ _PAIRS = """<details id="pair-box"><summary>The best method against each other o
         of sign flips, which assume only that the differences are symmetric: with five seeds that is never below 0.063.</p>
       <div class="table">{table}</div>
     </details>"""
+
+
+def _ranges(several: bool, compared: bool) -> str:
+    """What the marks beside the names of the methods are."""
+    spread = " ± one standard deviation" if several else ""
+    return f"Beside the names, the dot is the accuracy{spread}{', the bar the published one ± two' if compared else ''}."
 
 
 def _list(sentences: list[str]) -> str:

@@ -27,6 +27,7 @@ const byId = (id) => document.getElementById(id);
 const MISSING = "–";
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 const fraction = (value) => (known(value) ? value.toFixed(3).replace("-", "−") : MISSING);
+const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
 // As the tables have it: three digits below 100 of a unit, none after the point from there on.
 function bytes(value) {

@@ -51,12 +51,13 @@ function figureAsSvg(node) {
     const width = Math.ceil(area.width + 2 * pad), height = Math.ceil(bottom - area.top + 2 * pad);
     const out = svg("svg", { xmlns: NAMESPACE, width, height, viewBox: `0 0 ${width} ${height}`, "font-family": getComputedStyle(document.body).fontFamily },
       svg("rect", { width, height, fill: "#fff" }));
-    for (const part of node.querySelectorAll("svg")) {
+    const drawn = (part) => part.getClientRects().length > 0;
+    for (const part of [...node.querySelectorAll("svg")].filter(drawn)) {
       const box = part.getBoundingClientRect(), copy = standalone(part);
       for (const [name, value] of [["x", box.left - area.left + pad], ["y", box.top - area.top + pad], ["width", box.width], ["height", box.height]]) copy.setAttribute(name, value.toFixed(2));
       out.append(copy);
     }
-    for (const part of node.querySelectorAll(".head h3, h4, .item, .scale-box > span")) {
+    for (const part of [...node.querySelectorAll(".head h3, h4, .item, .scale-box > span")].filter(drawn)) {
       for (const line of linesOf(part)) {
         const style = getComputedStyle(line.parent);
         out.append(svg("text", { x: (line.left - area.left + pad).toFixed(2), y: (line.bottom - area.top + pad - line.height * 0.24).toFixed(2), fill: style.color, "font-size": style.fontSize, "font-weight": style.fontWeight }, line.text));

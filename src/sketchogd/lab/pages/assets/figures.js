@@ -7,6 +7,11 @@ function figure(kind, title, caption, ...content) {
 }
 const lead = (title, text) => [el("b", {}, title), ` ${text}`];
 const keyItem = (g) => el("span", { class: "item" }, swatch(g.style, g.dash), g.label);
+// What the marks stand for; a legend of many methods would push its chart away, and is folded.
+function legend(groups, title = "Legend") {
+  const key = el("p", { class: "key" }, groups.map(keyItem));
+  return groups.length <= 12 ? key : el("details", { class: "folded" }, el("summary", {}, `${title}: ${plural(groups.length, "method")}`), key);
+}
 
 function defaultTasks(benchmark, T) {
   const paper = benchmark.curves.filter((task) => task <= T);
@@ -37,7 +42,7 @@ function curvesFigure(benchmark, groups, shown, chosen, width, redraw) {
   });
   const bands = shown.some((g) => g.row.n > 1) ? "; bands are one standard deviation over seeds" : "";
   return figure("curves", "Accuracy along training", lead("Accuracy along training.", `Each panel follows the test accuracy of one task from its own training through that of all later tasks${bands}. All panels have the same axes, which leave out the first steps on a task.`),
-    el("div", { class: "chips", role: "group", "aria-label": "Tasks shown" }, "Tasks", chips), el("p", { class: "key" }, shown.map(keyItem)),
+    el("div", { class: "chips", role: "group", "aria-label": "Tasks shown" }, "Tasks", chips), legend(shown),
     tasks.length ? el("div", { class: "multiples", style: { "grid-template-columns": `repeat(${columns}, 1fr)` } }, panels) : el("p", { class: "note" }, "Choose at least one task."));
 }
 
@@ -47,7 +52,7 @@ function tradeoffFigure(benchmark, shown, width) {
   for (const g of shown) {
     if (!g.strength || g.matrix.length < 2) continue;
     const [old, fresh] = oldAndNew(g.matrix);
-    if (!families.has(g.strength.family)) families.set(g.strength.family, { label: g.strength.family, style: g.style, points: [] });
+    if (!families.has(g.strength.family)) families.set(g.strength.family, { label: g.strength.family, style: families.size, points: [] });
     families.get(g.strength.family).points.push({ strength: g.strength.value, old, fresh });
   }
   const found = [...families.values()];

@@ -51,5 +51,5 @@ function paretoFigure(benchmark, groups, shown, width) {
   const bars = sized.some((g) => std(g)) ? " Bars are one standard deviation over seeds." : "";
   const two = kinds.length > 1 ? "; the dashed line counts the methods that keep training examples as well" : "";
   return figure("pareto", "Accuracy over memory", lead("Accuracy over bytes.", `Up and to the left is better.${bars} The line is the best accuracy reached within each number of bytes${kinds[0][0] === free ? " without keeping examples" : ""}${two}. 1 MB = 10⁶ bytes.`),
-    el("p", { class: "key" }, kinds.map(([, look, name]) => el("span", { class: "item" }, line(look), `best of ${name}`)), unnamed.map(keyItem)), root);
+    el("p", { class: "key" }, kinds.map(([, look, name]) => el("span", { class: "item" }, line(look), `best of ${name}`))), root, legend(unnamed, "Points without a name"));
 }
