@@ -65,6 +65,7 @@ class Browser:
         os.close(answers)
         self._buffer, self._count = b"", 0
         self._session: str | None = None
+        self._scripts = True
         self.events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -107,6 +108,7 @@ class Browser:
         self.call("Emulation.setTouchEmulationEnabled", enabled=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self._scripts = script
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         self.call("Page.navigate", url=url)
         self.wait_for("Page.loadEventFired")
@@ -134,6 +136,8 @@ class Browser:
 
     def settle(self) -> None:
         """Wait until the page has been drawn twice, so that scrolling and observers have had their effect."""
+        if not self._scripts:  # nothing moves, and nothing could tell when it has
+            return
         self.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30))))")
 
     def tap(self, x: float, y: float) -> None:

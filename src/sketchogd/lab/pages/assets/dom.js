@@ -101,11 +101,18 @@ function interactive(root, { move, clear, key }) {
   root.setAttribute("tabindex", "0");
   const leave = () => { if (tip.owner === clear) tip.dismiss(); };
   root.addEventListener("pointermove", (event) => { if (!move(event)) leave(); });
-  root.addEventListener("pointerdown", (event) => { if (!move(event)) leave(); });
+  root.addEventListener("pointerdown", (event) => {
+    root.setAttribute("data-pointed", "");  // the focus that follows needs no outline
+    if (!move(event)) leave();
+  });
   // A finger leaves when it is lifted; what it tapped stays until something else is tapped or the page scrolls.
   root.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") leave(); });
-  root.addEventListener("blur", leave);
+  root.addEventListener("blur", () => {
+    root.removeAttribute("data-pointed");
+    leave();
+  });
   root.addEventListener("keydown", (event) => {
+    root.removeAttribute("data-pointed");
     if (event.key === "Escape") leave();
     else if (key(event.key)) event.preventDefault();
   });

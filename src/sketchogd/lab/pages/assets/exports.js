@@ -48,19 +48,22 @@ function figureAsSvg(node) {
   root.dataset.theme = "light";
   try {
     const area = node.getBoundingClientRect(), pad = 16, bottom = node.querySelector("figcaption").getBoundingClientRect().top;
-    const width = Math.ceil(area.width + 2 * pad), height = Math.ceil(bottom - area.top + 2 * pad);
+    // What is only there to be pressed leaves no gap: what stands below it moves up.
+    const chips = node.querySelector(".chips"), gone = chips ? chips.getBoundingClientRect() : { top: 0, height: 0 };
+    const up = (top) => top - area.top + pad - (chips && top > gone.top ? gone.height : 0);
+    const width = Math.ceil(area.width + 2 * pad), height = Math.ceil(up(bottom) + pad);
     const out = svg("svg", { xmlns: NAMESPACE, width, height, viewBox: `0 0 ${width} ${height}`, "font-family": getComputedStyle(document.body).fontFamily },
       svg("rect", { width, height, fill: "#fff" }));
     const drawn = (part) => part.getClientRects().length > 0;
     for (const part of [...node.querySelectorAll("svg")].filter(drawn)) {
       const box = part.getBoundingClientRect(), copy = standalone(part);
-      for (const [name, value] of [["x", box.left - area.left + pad], ["y", box.top - area.top + pad], ["width", box.width], ["height", box.height]]) copy.setAttribute(name, value.toFixed(2));
+      for (const [name, value] of [["x", box.left - area.left + pad], ["y", up(box.top)], ["width", box.width], ["height", box.height]]) copy.setAttribute(name, value.toFixed(2));
       out.append(copy);
     }
     for (const part of [...node.querySelectorAll(".head h3, h4, .item, .scale-box > span")].filter(drawn)) {
       for (const line of linesOf(part)) {
         const style = getComputedStyle(line.parent);
-        out.append(svg("text", { x: (line.left - area.left + pad).toFixed(2), y: (line.bottom - area.top + pad - line.height * 0.24).toFixed(2), fill: style.color, "font-size": style.fontSize, "font-weight": style.fontWeight }, line.text));
+        out.append(svg("text", { x: (line.left - area.left + pad).toFixed(2), y: (up(line.bottom) - line.height * 0.24).toFixed(2), fill: style.color, "font-size": style.fontSize, "font-weight": style.fontWeight }, line.text));
       }
     }
     return { text: new XMLSerializer().serializeToString(out), width, height };

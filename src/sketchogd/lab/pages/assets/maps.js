@@ -12,7 +12,7 @@ const short = (value) => value.toFixed(2).replace(/^0/, "").replace("1.00", "1.0
 
 const MARGIN = { left: 34, top: 4, right: 3, bottom: 34 };
 // So wide is a map at least, so that its numbers can be read.
-const mapWidth = (T) => MARGIN.left + MARGIN.right + Math.max(T * (T <= 5 ? 26 : T <= 10 ? 22 : 16), 132);
+const mapWidth = (T) => MARGIN.left + MARGIN.right + Math.max(T * (T <= 5 ? 25 : T <= 10 ? 22 : 16), 128);
 
 // matrix[i][j], j ≤ i: accuracy on task j after task i.
 function heatMap(matrix, [low, high], title, width) {
