@@ -16,7 +16,7 @@ from sketchogd.lab.records import metrics, sketch_errors
 from sketchogd.paper.published import PAPER
 from tests.lab.pages.records import HOSTILE, embedded, linked, matrix, write_run
 
-SHOWN = '.bench:not([hidden])'
+SHOWN = ".bench:not([hidden])"
 TIP = "document.getElementById('tip').hidden ? '' : document.getElementById('tip').textContent"
 CELLS = (
     "[...document.querySelectorAll('.table[data-benchmark=\"split-mnist\"] tbody tr')].filter(tr => !tr.hidden)"
@@ -90,8 +90,10 @@ def test_labels_of_figures_do_not_collide(browser, runs, page, width):
         "[...document.querySelectorAll('svg.chart')].flatMap(chart => {"
         "  const texts = [...chart.querySelectorAll('text:not(.number)')]"
         "    .map(t => [t.textContent, t.getBoundingClientRect()]);"
-        "  const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3;"
-        "  return texts.flatMap(([s, a], i) => texts.slice(i + 1).filter(([, b]) => meet(a, b)).map(([t]) => s + ' | ' + t));"
+        "  const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1"
+        "    && a.top < b.bottom - 3 && b.top < a.bottom - 3;"
+        "  return texts.flatMap(([s, a], i) => texts.slice(i + 1).filter(([, b]) => meet(a, b))"
+        "    .map(([t]) => s + ' | ' + t));"
         "})"
     )
     assert collisions == []
@@ -120,7 +122,7 @@ def test_a_phone_shows_the_important_columns_and_says_that_there_are_more(browse
 def test_a_tap_shows_values_until_the_next_one_elsewhere(browser, page):
     page(390)
     # The lower left cell of the first matrix: task 1 after the last one.
-    x, y = browser.centre(split("matrix"), across=0.2, down=0.8)
+    x, y = browser.centre(split("matrix"), across=0.28, down=0.8)
     browser.tap(x, y)
     assert browser.js(TIP) == "SGD: 0.500task 1, after training on task 5"
     time.sleep(0.3)
@@ -142,14 +144,14 @@ def test_a_tap_shows_values_until_the_next_one_elsewhere(browser, page):
     browser.tap(dot["x"] + dot["width"] / 2 + 8, dot["y"] + dot["height"] / 2 + 8)
     assert "average accuracy" in browser.js(TIP)
     # Another chart's values take the place of these.
-    browser.tap(*browser.centre(split("matrix"), across=0.2, down=0.8))
+    browser.tap(*browser.centre(split("matrix"), across=0.28, down=0.8))
     assert browser.js("document.querySelectorAll('.cell-focus[visibility=visible]').length") == 1
     assert browser.problems() == []
 
 
 def test_the_mouse_shows_values_and_takes_them_away(browser, page):
     page(1400)
-    browser.point(*browser.centre(split("matrix"), across=0.2, down=0.8))
+    browser.point(*browser.centre(split("matrix"), across=0.28, down=0.8))
     assert browser.js(TIP) == "SGD: 0.500task 1, after training on task 5"
     # A task still to come has no value.
     browser.point(*browser.centre(split("matrix"), across=0.9, down=0.1))
@@ -208,7 +210,10 @@ def test_tables_are_sorted_by_their_headings(browser, page):
     assert [row[0] for row in browser.js(CELLS)] == ["SGD", "SketchOGD-2", "LayerSketch"]
     accuracy = "document.querySelector('.table[data-benchmark=\"split-mnist\"] thead th[data-key=accuracy]')"
     browser.js(f"{accuracy}.querySelector('button').focus()")
-    for direction, order in (("descending", ["LayerSketch", "SketchOGD-2", "SGD"]), ("ascending", ["SGD", "SketchOGD-2", "LayerSketch"])):
+    for direction, order in (
+        ("descending", ["LayerSketch", "SketchOGD-2", "SGD"]),
+        ("ascending", ["SGD", "SketchOGD-2", "LayerSketch"]),
+    ):
         browser.key("Enter")
         assert [row[0] for row in browser.js(CELLS)] == order
         assert browser.js(f"{accuracy}.getAttribute('aria-sort')") == direction
@@ -228,7 +233,7 @@ def test_seeds_can_be_chosen(browser, runs, page):
     assert cells["SGD"][4] == f"{found['forgetting'].mean:.3f} ± {found['forgetting'].std:.3f}"
     assert cells["SGD"][-1] == "2"
     assert "LayerSketch" not in cells, "its only seed is hidden"
-    browser.point(*browser.centre(split("matrix"), across=0.2, down=0.8))
+    browser.point(*browser.centre(split("matrix"), across=0.28, down=0.8))
     assert browser.js(TIP).startswith("SGD: 0.505")
     runs_shown = "[...document.querySelectorAll('#run-table tbody tr')].filter(r => !r.hidden).map(r => r.dataset.seed)"
     assert set(browser.js(runs_shown)) == {"1", "2"}
@@ -271,9 +276,10 @@ def test_methods_and_benchmarks_can_be_chosen(browser, page):
 
 def test_tasks_of_the_curves_can_be_chosen(browser, page):
     page(1400)
-    panels = f"[...document.querySelectorAll('{SHOWN}[data-benchmark=\"split-mnist\"] [data-kind=curves] h4')].map(h => h.textContent)"
+    figure = f'{SHOWN}[data-benchmark="split-mnist"] [data-kind=curves]'
+    panels = f"[...document.querySelectorAll('{figure} h4')].map(h => h.textContent)"
     assert browser.js(panels) == ["Task 1", "Task 3", "Task 5"]
-    browser.js(f"document.querySelector('{SHOWN}[data-benchmark=\"split-mnist\"] [data-task=\"3\"]').click()")
+    browser.js(f'document.querySelector(\'{SHOWN}[data-benchmark="split-mnist"] [data-task="3"]\').click()')
     assert browser.js(panels) == ["Task 1", "Task 5"]
 
 
@@ -281,7 +287,9 @@ def test_tasks_to_come_are_blank_and_cells_have_their_numbers(browser, page):
     page(1400)
     cells = browser.js(f"[...document.querySelector('{split('matrix')}').querySelectorAll('.cell')].length")
     assert cells == 5 * 6 / 2
-    numbers = browser.js(f"[...document.querySelector('{split('matrix')}').querySelectorAll('.number')].map(t => t.textContent)")
+    numbers = browser.js(
+        f"[...document.querySelector('{split('matrix')}').querySelectorAll('.number')].map(t => t.textContent)"
+    )
     assert numbers[-5:] == [".50", ".50", ".60", ".70", ".95"]
 
 
@@ -357,7 +365,7 @@ def test_a_saved_figure_is_in_light_colours_with_something_on_it(browser, page, 
     page(1400, dark=True)
     (tmp_path / "png").mkdir()
     browser.downloads_to(tmp_path / "png")
-    browser.click(*browser.centre(f'.bench[data-benchmark="split-mnist"] [data-kind=matrix] .export:nth-child(2)'))
+    browser.click(*browser.centre('.bench[data-benchmark="split-mnist"] [data-kind=matrix] .export:nth-child(2)'))
     pixels = matplotlib.imread(io.BytesIO(downloaded(tmp_path / "png", "split-mnist-matrix.png")))[..., :3]
     assert (pixels[0, 0] == 1).all()
     coloured = (pixels.max(axis=2) - pixels.min(axis=2) > 0.3).mean()

@@ -32,7 +32,9 @@ def test_a_lead_within_two_standard_errors_is_doubted(lead, doubted):
 
 def test_where_protection_does_not_help_it_is_said():
     said, _ = conclusion([SGD, group("A", 0.5, 10)])
-    assert said.startswith("On own, no method that keeps no examples ends above SGD, which keeps nothing (0.600 ± 0.001)")
+    assert said.startswith(
+        "On own, no method that keeps no examples ends above SGD, which keeps nothing (0.600 ± 0.001)"
+    )
     assert "A comes closest (0.500 ± 0.001)" in said
 
 

@@ -64,7 +64,15 @@ def test_a_sentence_on_top_says_which_method_is_best(own):
 
 def test_own_runs_get_neither_the_papers_introduction_nor_empty_columns(own):
     page = page_of(own)
-    assert tables(page)["Results on my stream"][0] == ["Method", "", "Accuracy", "Memory", "Forgetting", "Learning", "Seeds"]
+    assert tables(page)["Results on my stream"][0] == [
+        "Method",
+        "",
+        "Accuracy",
+        "Memory",
+        "Forgetting",
+        "Learning",
+        "Seeds",
+    ]
     for word in ("paper", "Published", "published", "Difference", "▲"):
         assert word not in text(page), word
     assert "published" not in linked(page, "results.csv")[0]
@@ -129,7 +137,9 @@ def test_csv_files_are_the_records(runs):
     assert [row["published"] for row in found] == ["" if r["published"] is None else str(r["published"]) for r in rows]
     shown = linked(page, "runs.csv")
     recorded = [run for group in collect(runs)[0] for run in group.runs]
-    assert [(row["method"], row["seed"]) for row in shown] == [(r.config["method"], str(r.config["seed"])) for r in recorded]
+    assert [(row["method"], row["seed"]) for row in shown] == [
+        (r.config["method"], str(r.config["seed"])) for r in recorded
+    ]
     np.testing.assert_allclose([float(row["accuracy"]) for row in shown], [r.accuracy[-1].mean() for r in recorded])
 
 

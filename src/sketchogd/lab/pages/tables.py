@@ -61,9 +61,7 @@ def results(data: Data, benchmark: Data) -> str:
         ]
     columns.append(Column("Seeds", lambda g: str(g[1]["row"]["n"]), lambda g: g[1]["row"]["n"], key="n"))
     title = benchmark["title"]
-    shown = table(
-        f"Results on {title}", columns, groups, lambda g: {"group": g[0], "method": g[1]["label"]}
-    )
+    shown = table(f"Results on {title}", columns, groups, lambda g: {"group": g[0], "method": g[1]["label"]})
     attributes = f'class="table" data-benchmark="{html.escape(benchmark["name"])}"'
     return f"<div {attributes}><h3>{html.escape(title)}</h3>{shown}</div>"
 
@@ -113,9 +111,7 @@ def timings(groups: Sequence[Data], titles: Mapping[str, str]) -> str:
     phases = list(dict.fromkeys(name for group in groups for name in group["timings"] if name != "total"))
 
     def phase(key: str) -> Column:
-        return Column(
-            html.escape(key), lambda g: duration(g["timings"].get(key)), lambda g: g["timings"].get(key)
-        )
+        return Column(html.escape(key), lambda g: duration(g["timings"].get(key)), lambda g: g["timings"].get(key))
 
     def device(group: Data) -> str:
         return ", ".join(dict.fromkeys(run["device"] or MISSING for run in group["runs"]))
@@ -124,7 +120,9 @@ def timings(groups: Sequence[Data], titles: Mapping[str, str]) -> str:
         Column("Method", name, lambda g: g["label"], style="left"),
         Column("Time of a run", lambda g: duration(g["row"]["seconds"]), lambda g: g["row"]["seconds"]),
         *map(phase, phases),
-        Column("Benchmark", lambda g: html.escape(titles[g["benchmark"]]), lambda g: titles[g["benchmark"]], style="left"),
+        Column(
+            "Benchmark", lambda g: html.escape(titles[g["benchmark"]]), lambda g: titles[g["benchmark"]], style="left"
+        ),
         Column("Device", lambda g: html.escape(device(g)), device, style="left"),
     ]
     shown = table("Time of a run", columns, groups, lambda g: {"benchmark": g["benchmark"], "method": g["label"]})
@@ -140,7 +138,12 @@ def every_run(groups: Iterable[Data], titles: Mapping[str, str]) -> str:
         Column("Seed", lambda r: html.escape(_seed(r[1])), lambda r: r[1]["seed"]),
         Column("Time", lambda r: duration(r[1]["seconds"]), lambda r: r[1]["seconds"]),
         Column("Method", lambda r: html.escape(r[0]["label"]), lambda r: r[0]["label"], style="left"),
-        Column("Benchmark", lambda r: html.escape(titles[r[0]["benchmark"]]), lambda r: titles[r[0]["benchmark"]], style="left"),
+        Column(
+            "Benchmark",
+            lambda r: html.escape(titles[r[0]["benchmark"]]),
+            lambda r: titles[r[0]["benchmark"]],
+            style="left",
+        ),
     ]
     return table(
         "Every run",
@@ -179,7 +182,9 @@ def table(
         for i, column in enumerate(columns):
             value = column.value(row) if column.value else None
             shown = _attributes(class_=column.style, data_key=column.key, data_value=value)
-            cells.append(f'<th scope="row"{shown}>{column.cell(row)}</th>' if not i else f"<td{shown}>{column.cell(row)}</td>")
+            cells.append(
+                f'<th scope="row"{shown}>{column.cell(row)}</th>' if not i else f"<td{shown}>{column.cell(row)}</td>"
+            )
         named = _attributes(**{f"data_{key}": value for key, value in attributes(row).items()})
         body.append(f"<tr{named}>{''.join(cells)}</tr>")
     return (
@@ -268,7 +273,8 @@ def _difference(row: Data) -> str:
         return signed(row["difference"])
     side, mark, said = ("up", "▲", "above") if row["difference"] > 0 else ("down", "▼", "below")
     return (
-        f'<span class="flag {side}">{signed(row["difference"])}</span><span class="mark" aria-hidden="true">{mark}</span>'
+        f'<span class="flag {side}">{signed(row["difference"])}</span>'
+        f'<span class="mark" aria-hidden="true">{mark}</span>'
         f'<span class="hidden-text"> {said} the error bars</span>'
     )
 

@@ -38,10 +38,10 @@ def strengths(groups: Sequence[Group]) -> list[Strength | None]:
             families.setdefault(key, []).append(i)
             setting[KEY] = strength
     found: list[Strength | None] = [None] * len(groups)
-    for members in families.values():
-        if len({values[i][KEY] for i in members}) > 1:
-            for i in members:
-                found[i] = Strength(_label(groups[i], values[i][KEY]), float(values[i][KEY]))
+    several = [members for members in families.values() if len({values[i][KEY] for i in members}) > 1]
+    for members, label in zip(several, _labels([groups[each[0]] for each in several]), strict=True):
+        for i in members:
+            found[i] = Strength(label, float(values[i][KEY]))
     return found
 
 
@@ -55,8 +55,16 @@ def new_accuracy(A: np.ndarray) -> float:
     return float(np.diagonal(A)[1:].mean()) if len(A) > 1 else float("nan")
 
 
-def _label(group: Group, strength: float) -> str:
-    """The group's label without its strength."""
-    kept = [part for part in group.variant.split(", ") if part != f"strength {json.dumps(strength)}"]
-    title = registry.title(group.method)
-    return f"{title} ({', '.join(kept)})" if any(kept) else title
+def _labels(firsts: Sequence[Group]) -> list[str]:
+    """A label per family from one of its groups: the method's title, and what its families on a benchmark differ in."""
+    labels = []
+    for group in firsts:
+        same = [_parts(other) for other in firsts if (other.benchmark, other.method) == (group.benchmark, group.method)]
+        own = [part for part in _parts(group) if not all(part in parts for parts in same)]
+        title = registry.title(group.method)
+        labels.append(f"{title} ({', '.join(own)})" if own else title)
+    return labels
+
+
+def _parts(group: Group) -> list[str]:
+    return [part for part in group.variant.split(", ") if part and not part.startswith("strength ")]

@@ -74,8 +74,9 @@ _MARKS = """A difference is marked <span class="mark up">▲</span> or <span cla
       two published standard deviations plus ours."""
 
 _PAIRS = """<details id="pair-box"><summary>The best method against each other one, seed by seed</summary>
-      <p class="text">Difference of the average accuracies on the same seeds, with two-sided p values of Student’s t and
-        of sign flips, which assume only that the differences are symmetric: with five seeds that is never below 0.063.</p>
+      <p class="text">Difference of the average accuracies on the same seeds, with two-sided p values of Student’s t
+        and of sign flips, which assume only that the differences are symmetric: with five seeds that is never below
+        0.063.</p>
       <div class="table">{table}</div>
     </details>"""
 
@@ -83,7 +84,9 @@ _PAIRS = """<details id="pair-box"><summary>The best method against each other o
 def _ranges(several: bool, compared: bool) -> str:
     """What the marks beside the names of the methods are."""
     spread = " ± one standard deviation" if several else ""
-    return f"Beside the names, the dot is the accuracy{spread}{', the bar the published one ± two' if compared else ''}."
+    return (
+        f"Beside the names, the dot is the accuracy{spread}{', the bar the published one ± two' if compared else ''}."
+    )
 
 
 def _list(sentences: list[str]) -> str:
@@ -94,13 +97,16 @@ def _list(sentences: list[str]) -> str:
 def _facts(data: Mapping[str, Any]) -> str:
     runs = sum(len(group["runs"]) for group in data["groups"])
     methods = len({group["label"] for group in data["groups"]})
-    facts = [(runs, "run"), (len(data["benchmarks"]), "benchmark"), (methods, "method or setting")]
-    plural = {"method or setting": "methods and settings"}
-    shown = [(count, name if count == 1 else plural.get(name, f"{name}s")) for count, name in facts]
+    counted = [
+        (runs, "run", "runs"),
+        (len(data["benchmarks"]), "benchmark", "benchmarks"),
+        (methods, "method or setting", "methods and settings"),
+    ]
+    shown = [(one if count == 1 else several, str(count)) for count, one, several in counted]
     if data["ended"]:
         ended = datetime.datetime.fromtimestamp(data["ended"], tz=datetime.timezone.utc)
-        shown.append((f"{ended:%Y-%m-%d}", "newest run"))
-    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for value, name in shown)
+        shown.append(("newest run", f"{ended:%Y-%m-%d}"))
+    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in shown)
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
