@@ -165,14 +165,15 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
         self.settle()
 
-    def screenshot(self, out: Path, whole: bool = False) -> Path:
-        """Write what the window shows, or the whole page, as PNG."""
+    def screenshot(self, out: Path, clip: tuple[float, float, float, float] | None = None, whole: bool = False) -> Path:
+        """Write what the window shows, the whole page, or a part of it (left, top, width, height) as PNG."""
         self.settle()
-        size = {}
         if whole:
             content = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            size = {"clip": {"x": 0, "y": 0, "width": content["width"], "height": content["height"], "scale": 1}}
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **size)
+            clip = (0, 0, content["width"], content["height"])
+        box = dict(zip(("x", "y", "width", "height"), clip, strict=True)) if clip else {}
+        part = {"captureBeyondViewport": True, "clip": {**box, "scale": 1}} if clip else {}
+        shot = self.call("Page.captureScreenshot", format="png", **part)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(base64.b64decode(shot["data"]))
         return out

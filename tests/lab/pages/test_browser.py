@@ -18,6 +18,9 @@ from tests.lab.pages.records import HOSTILE, embedded, linked, matrix, write_run
 
 SHOWN = ".bench:not([hidden])"
 TIP = "document.getElementById('tip').hidden ? '' : document.getElementById('tip').textContent"
+CORNER = '.bench[data-benchmark="split-mnist"] [data-kind=matrix] .panel:first-child rect.cell:nth-of-type(11)'
+"""The cell of task 1 after the last of five tasks, in the first matrix."""
+
 CELLS = (
     "[...document.querySelectorAll('.table[data-benchmark=\"split-mnist\"] tbody tr')].filter(tr => !tr.hidden)"
     ".map(tr => [...tr.children].map(cell => cell.textContent))"
@@ -121,9 +124,7 @@ def test_a_phone_shows_the_important_columns_and_says_that_there_are_more(browse
 
 def test_a_tap_shows_values_until_the_next_one_elsewhere(browser, page):
     page(390)
-    # The lower left cell of the first matrix: task 1 after the last one.
-    x, y = browser.centre(split("matrix"), across=0.28, down=0.8)
-    browser.tap(x, y)
+    browser.tap(*browser.centre(CORNER))
     assert browser.js(TIP) == "SGD: 0.500task 1, after training on task 5"
     time.sleep(0.3)
     assert browser.js(TIP), "the values went away when the finger was lifted"
@@ -144,14 +145,14 @@ def test_a_tap_shows_values_until_the_next_one_elsewhere(browser, page):
     browser.tap(dot["x"] + dot["width"] / 2 + 8, dot["y"] + dot["height"] / 2 + 8)
     assert "average accuracy" in browser.js(TIP)
     # Another chart's values take the place of these.
-    browser.tap(*browser.centre(split("matrix"), across=0.28, down=0.8))
+    browser.tap(*browser.centre(CORNER))
     assert browser.js("document.querySelectorAll('.cell-focus[visibility=visible]').length") == 1
     assert browser.problems() == []
 
 
 def test_the_mouse_shows_values_and_takes_them_away(browser, page):
     page(1400)
-    browser.point(*browser.centre(split("matrix"), across=0.28, down=0.8))
+    browser.point(*browser.centre(CORNER))
     assert browser.js(TIP) == "SGD: 0.500task 1, after training on task 5"
     # A task still to come has no value.
     browser.point(*browser.centre(split("matrix"), across=0.9, down=0.1))
@@ -233,7 +234,7 @@ def test_seeds_can_be_chosen(browser, runs, page):
     assert cells["SGD"][4] == f"{found['forgetting'].mean:.3f} ± {found['forgetting'].std:.3f}"
     assert cells["SGD"][-1] == "2"
     assert "LayerSketch" not in cells, "its only seed is hidden"
-    browser.point(*browser.centre(split("matrix"), across=0.28, down=0.8))
+    browser.point(*browser.centre(CORNER))
     assert browser.js(TIP).startswith("SGD: 0.505")
     runs_shown = "[...document.querySelectorAll('#run-table tbody tr')].filter(r => !r.hidden).map(r => r.dataset.seed)"
     assert set(browser.js(runs_shown)) == {"1", "2"}

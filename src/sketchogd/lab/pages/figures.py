@@ -219,6 +219,7 @@ def tradeoff(groups: Sequence[Group]) -> "Figure | None":
 
 def _name_points(axis: "Axes", named: Iterable[tuple[tuple[float, float], str]]) -> None:
     """Write names beside points, but for those whose name would lie on another."""
+    axis.autoscale_view()  # matplotlib would set the limits only when it draws
     taken: list[np.ndarray] = []
     for point, name in named:
         place = axis.transAxes.inverted().transform(axis.transData.transform(point))
