@@ -150,6 +150,25 @@ def test_a_tap_shows_values_until_the_next_one_elsewhere(browser, page):
     assert browser.problems() == []
 
 
+def test_values_go_without_a_change_of_focus(browser, page):
+    """As on browsers that do not focus what a finger touches: events alone move the values on, and take them away."""
+    page(390)
+    cell = f"document.querySelector('{CORNER}')"
+    move = (
+        "(e => (b => e.dispatchEvent(new PointerEvent('pointermove', {pointerType: 'touch', bubbles: true,"
+        " clientX: b.x + b.width / 2, clientY: b.y + b.height / 2})))(e.getBoundingClientRect()))"
+    )
+    marks = "document.querySelectorAll('.cell-focus[visibility=visible], .cursor[visibility=visible]').length"
+    browser.js(f"{move}({cell})")
+    assert browser.js(TIP).startswith("SGD: 0.500")
+    browser.js(f"{move}(document.querySelector('{split('curves')}'))")
+    assert "tasks" in browser.js(TIP)
+    assert browser.js(marks) == 1, "the mark on the matrix went with its values"
+    browser.js("document.querySelector('h1').dispatchEvent(new PointerEvent('pointerdown', {bubbles: true}))")
+    assert browser.js(TIP) == ""
+    assert browser.js(marks) == 0
+
+
 def test_the_mouse_shows_values_and_takes_them_away(browser, page):
     page(1400)
     browser.point(*browser.centre(CORNER))
@@ -352,6 +371,8 @@ def test_data_and_figures_can_be_downloaded(browser, page, tmp_path):
                 assert float(root.get("width")) == size
                 assert b"var(" not in content, "colours of the style sheet are not in the file"
                 assert b"NaN" not in content
+                assert b"rgb(28, 31, 36)" in content, "text is dark, though the page is"
+                assert b"rgb(232, 233, 235)" not in content
                 texts = [node.text for node in root.iter() if node.tag.endswith("text")]
                 assert any("SketchOGD-2" in text for text in texts), "the legend is part of the figure"
             else:

@@ -11,7 +11,7 @@ from sketchogd.lab.pages.downloads import results_csv
 from sketchogd.lab.pages.groups import collect
 from sketchogd.lab.records import RunFolder
 from sketchogd.paper.published import PAPER
-from tests.lab.pages.records import HOSTILE, embedded, linked, matrix, tables, text, write_run
+from tests.lab.pages.records import HOSTILE, embedded, evaluations, linked, matrix, tables, text, write_run
 
 
 def page_of(runs, reference=PAPER, title="A title"):
@@ -124,6 +124,19 @@ def test_runs_of_a_group_are_on_the_page_one_by_one(runs):
         ends = [i for i, x in enumerate(sgd["x"]) if x == round(x)]
         assert [run["curve"][0][i] for i in ends] == pytest.approx(A[:, 0].tolist(), abs=1e-4)
     assert np.mean([run["accuracy"] for run in sgd["runs"]]) == pytest.approx(sgd["row"]["accuracy"])
+
+
+def test_runs_that_were_first_measured_at_different_times_stay_aligned(tmp_path):
+    """One run has no accuracy at the first evaluation of a task: a gap, not a shift."""
+    A = matrix([0.5, 0.9])
+    for seed in range(2):
+        events = list(evaluations(A, 3))
+        events[0]["accuracy"][0] = None if seed else 0.3
+        write_run(tmp_path / "runs", "sgd", seed, A, events=events)
+    (group,) = embedded(page_of(tmp_path / "runs"))["groups"]
+    first, second = (run["curve"][0] for run in group["runs"])
+    assert (first[0], second[0]) == (0.3, None)
+    assert first[1:] == second[1:]
 
 
 def test_csv_files_are_the_records(runs):
