@@ -1,7 +1,9 @@
-"""Fixtures of the pages' tests: a folder of runs, and a browser."""
+"""Fixtures of the pages' tests: a folder of runs, a browser, and the page in it."""
 
 import pytest
 
+from sketchogd.lab.pages import report
+from sketchogd.paper.published import PAPER
 from tests.lab.pages import records
 from tools import chromium
 
@@ -20,3 +22,20 @@ def browser(tmp_path_factory):
     browser = chromium.Browser(tmp_path_factory.mktemp("profile"))
     yield browser
     browser.close()
+
+
+@pytest.fixture
+def page(browser, runs, tmp_path):
+    """Opens the page of the runs, its figures drawn."""
+
+    def opened(width=1400, dark=False, **options):
+        path = report.write_html(runs, tmp_path / "page.html", "A title & more", PAPER)
+        browser.open(path.as_uri(), width, dark, **options)
+        for i in range(browser.js("document.querySelectorAll('.bench').length")):
+            browser.js(f"document.querySelectorAll('.bench')[{i}].scrollIntoView()")
+            browser.settle()
+        browser.js("scrollTo(0, 0)")
+        browser.settle()
+        return path
+
+    return opened

@@ -46,6 +46,14 @@ def test_several_benchmarks_have_a_sentence_each_below_one_for_all():
     assert [sentence.split(" ends highest")[0] for sentence in more] == ["On x, A", "On y, A", "On z, B"]
 
 
+def test_where_every_benchmark_has_another_winner_no_method_is_put_first():
+    groups = [group(name, 0.8, 10, benchmark=benchmark) for name, benchmark in (("A", "x"), ("B", "y"))]
+    said, _ = conclusion(groups)
+    assert said == "Which method has the highest average accuracy differs by benchmark: A on x; B on y."
+    said, _ = conclusion([*groups, group("Replay", 0.9, 10, benchmark="x", stores=True)])
+    assert said.startswith("Which of the methods that keep no examples has the highest average accuracy differs by")
+
+
 def test_methods_that_keep_examples_win_only_among_themselves():
     said, _ = conclusion([group("Replay", 0.9, 10, stores=True), group("A-GEM", 0.8, 10, stores=True)])
     assert said.startswith("On own, Replay ends highest: average accuracy 0.900")

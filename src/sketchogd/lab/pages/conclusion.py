@@ -36,10 +36,15 @@ def _of_all(found: Mapping[str, Sequence[Data]]) -> str:
     for name, members in found.items():
         winners.setdefault(registry.title(_best(_free(members) or members)["row"]["method"]), []).append(name)
     (first, places), *others = sorted(winners.items(), key=lambda item: -len(item[1]))
+    kind = (
+        " of the methods that keep no examples" if any(g["keeps_examples"] for m in found.values() for g in m) else ""
+    )
+    if len(places) == 1:
+        every = "; ".join(f"{title} on {_listed(map(title_of, names))}" for title, names in winners.items())
+        return f"Which{kind or ' method'} has the highest average accuracy differs by benchmark: {every}."
     where = f"on all {len(found)} benchmarks" if not others else f"on {len(places)} of {len(found)} benchmarks"
-    kind = "of the methods that keep no examples" if any(g["keeps_examples"] for m in found.values() for g in m) else ""
-    rest = "; ".join(f"on {_listed(map(title_of, names))} it is {title}" for title, names in others)
-    return " ".join(f"{first} has the highest average accuracy {kind} {where}{f'; {rest}' if rest else ''}.".split())
+    rest = "".join(f"; on {_listed(map(title_of, names))} it is {title}" for title, names in others)
+    return f"{first} has the highest average accuracy{kind} {where}{rest}."
 
 
 def _of_benchmark(title: str, groups: Sequence[Data]) -> str:
