@@ -138,6 +138,18 @@ class Browser:
             return
         self.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30))))")
 
+    def until(self, condition: str, seconds: float = 20) -> None:
+        """Wait until a JavaScript expression is true.
+
+        Raises:
+            TimeoutError: it is not in that time.
+        """
+        deadline = time.monotonic() + seconds
+        while not self.js(f"Boolean({condition})"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{condition} did not become true")
+            self.settle()
+
     def tap(self, x: float, y: float) -> None:
         """Touch a point with a finger, and lift it."""
         self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])

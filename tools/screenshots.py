@@ -13,13 +13,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from PIL import Image
+from typing import TYPE_CHECKING
 
 from sketchogd.lab.pages.report import write_html
 from sketchogd.paper.published import PAPER
 from sketchogd.storage import atomic
 from tools import chromium
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 DESK, PHONE = 1400, 390
 COLOURS = 256
@@ -45,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def write(runs: Path, out: Path) -> list[Path]:
     """The two images of the docs: the page on a desk down to the matrices, and the first four screens of a phone."""
+    from PIL import Image  # only here: drawing the pages of the tests does without
+
     paths = [out / "report.png", out / "report-phone.png"]
     with opened(runs) as (browser, url):
         show(browser, url, DESK)
@@ -69,8 +73,10 @@ def look(runs: Path, out: Path) -> list[Path]:
     return paths
 
 
-def _side_by_side(image: Image.Image, count: int, gap: int = 24) -> Image.Image:
+def _side_by_side(image: "Image.Image", count: int, gap: int = 24) -> "Image.Image":
     """A tall image cut into pieces of equal height, which stand beside each other."""
+    from PIL import Image
+
     width, height = image.size[0], image.size[1] // count
     out = Image.new("RGB", (count * width + (count - 1) * gap, height), "#d9dad6")
     for i in range(count):
@@ -78,8 +84,10 @@ def _side_by_side(image: Image.Image, count: int, gap: int = 24) -> Image.Image:
     return out
 
 
-def _save(image: Image.Image, path: Path) -> None:
+def _save(image: "Image.Image", path: Path) -> None:
     """Write an image with few colours as PNG, whole or not at all."""
+    from PIL import Image
+
     few = image.convert("RGB").quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     buffer = io.BytesIO()
     few.save(buffer, "png", optimize=True)
@@ -101,9 +109,15 @@ def opened(runs: Path) -> Iterator[tuple[chromium.Browser, str]]:
 def show(browser: chromium.Browser, url: str, width: int, dark: bool = False) -> None:
     """Open the page with all of its figures drawn, scrolled to the top."""
     browser.open(url, width, dark)
-    for i in range(browser.js("document.querySelectorAll('.bench').length")):
-        browser.js(f"document.querySelectorAll('.bench')[{i}].scrollIntoView()")
-        browser.settle()
+    draw(browser)
+
+
+def draw(browser: chromium.Browser) -> None:
+    """Wait until the figures of every benchmark shown are drawn, which they are when they come near the window."""
+    shown = "[...document.querySelectorAll('.bench:not([hidden])')]"
+    for i in range(browser.js(f"{shown}.length")):
+        browser.js(f"{shown}[{i}].scrollIntoView()")
+        browser.until(f"{shown}[{i}].dataset.width")
     browser.js("scrollTo(0, 0)")
     browser.settle()
 

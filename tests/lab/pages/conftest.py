@@ -5,7 +5,7 @@ import pytest
 from sketchogd.lab.pages import report
 from sketchogd.paper.published import PAPER
 from tests.lab.pages import records
-from tools import chromium
+from tools import chromium, screenshots
 
 
 @pytest.fixture
@@ -28,14 +28,9 @@ def browser(tmp_path_factory):
 def page(browser, runs, tmp_path):
     """Opens the page of the runs, its figures drawn."""
 
-    def opened(width=1400, dark=False, **options):
+    def opened(width=1400, dark=False):
         path = report.write_html(runs, tmp_path / "page.html", "A title & more", PAPER)
-        browser.open(path.as_uri(), width, dark, **options)
-        for i in range(browser.js("document.querySelectorAll('.bench').length")):
-            browser.js(f"document.querySelectorAll('.bench')[{i}].scrollIntoView()")
-            browser.settle()
-        browser.js("scrollTo(0, 0)")
-        browser.settle()
+        screenshots.show(browser, path.as_uri(), width, dark)
         return path
 
     return opened

@@ -14,6 +14,7 @@ from sketchogd.lab.records import metrics
 from sketchogd.paper.published import PAPER
 from tests.lab.pages.records import embedded, linked
 from tests.lab.pages.selectors import CELLS, CORNER, SHOWN, TIP, split
+from tools import screenshots
 
 
 def test_tables_are_sorted_by_their_headings(browser, page):
@@ -44,14 +45,14 @@ def test_seeds_can_be_chosen(browser, runs, page):
     assert cells["SGD"][4] == f"{found['forgetting'].mean:.3f} ± {found['forgetting'].std:.3f}"
     assert cells["SGD"][-1] == "2"
     assert "LayerSketch" not in cells, "its only seed is hidden"
+    screenshots.draw(browser)
     browser.point(*browser.centre(CORNER))
     assert browser.js(TIP).startswith("SGD: 0.505")
     runs_shown = "[...document.querySelectorAll('#run-table tbody tr')].filter(r => !r.hidden).map(r => r.dataset.seed)"
     assert set(browser.js(runs_shown)) == {"1", "2"}
     assert "means over the chosen seeds" in browser.js("document.getElementById('filtered').textContent")
     browser.js("document.querySelector('#seeds input[value=\"1\"]').click()")
-    browser.js("document.querySelector('#panels').scrollIntoView()")
-    browser.settle()
+    screenshots.draw(browser)
     cells = {row[0]: row for row in browser.js(CELLS)}
     assert [cells["SGD"][i] for i in (2, -1)] == ["0.660", "1"]
     assert "±" not in " ".join(cell for row in cells.values() for cell in row[:6])
@@ -79,8 +80,7 @@ def test_methods_and_benchmarks_can_be_chosen(browser, page):
     assert not browser.js("document.getElementById('methods').open")
     assert browser.js("document.querySelector('#methods .count').textContent") == "2 of 3"
     assert [row[0] for row in browser.js(CELLS)] == ["SketchOGD-2", "LayerSketch"]
-    browser.js("document.querySelector('#panels').scrollIntoView()")
-    browser.settle()
+    screenshots.draw(browser)
     titles = f"[...document.querySelectorAll('{SHOWN} [data-kind=matrix] h4')].map(h => h.textContent)"
     assert browser.js(titles) == ["SketchOGD-2 · 0.675", "LayerSketch · 0.913"]
 
