@@ -69,9 +69,40 @@ def test_pareto_places_every_method_and_its_front(groups):
 def test_heat_maps_hold_the_mean_matrix(groups):
     figure = figures.heat_maps(groups)
     image = figure.axes[0].images[0].get_array()
-    np.testing.assert_allclose(image, groups[0].matrices.mean(axis=0))
+    np.testing.assert_allclose(image.filled(np.nan), groups[0].matrices.mean(axis=0))
     assert image[-1, 0] == pytest.approx(0.65)
+    assert [text.get_text() for text in figure.axes[0].texts][-5:] == [".65"] * 5
     assert figure.axes[0].get_title() == "SGD\n0.650"
+
+
+def test_tasks_to_come_are_blank_in_heat_maps(tmp_path):
+    folder = write_run(tmp_path / "run", "sgd", 0, [0.5] * 5)
+    A = np.full((5, 5), 0.9)
+    A[0, 4], A[4, 0] = 0.1, 0.5
+    folder.save_accuracy(A)
+    image = figures.heat_maps(collect(tmp_path)[0]).axes[0].images[0]
+    assert image.get_array().mask.sum() == 10
+    assert image.get_clim() == (0.5, 0.9), "and do not stretch the colours"
+
+
+def test_two_frontiers_where_a_method_keeps_examples(tmp_path):
+    for method, final, nbytes in (("sgd", 0.5, 0), ("layer-sketch", 0.7, 2000), ("replay", 0.8, 9000)):
+        write_run(tmp_path / method, method, 0, [final] * 5, nbytes=nbytes)
+    free, everything, *_ = figures.pareto(collect(tmp_path)[0]).axes[0].lines
+    assert free.get_ydata() == pytest.approx([0.5, 0.7, 0.7])
+    assert everything.get_ydata() == pytest.approx([0.5, 0.7, 0.8, 0.8])
+
+
+def test_tradeoff_places_every_strength(tmp_path):
+    for strength, old, new in ((1.0, 0.6, 0.9), (10.0, 0.8, 0.7)):
+        folder = RunFolder(tmp_path / str(strength))
+        options = {"strength": strength}
+        folder.start({"benchmark": "split-mnist", "method": "ewc", "seed": 0, "epochs": 30, "options": options})
+        folder.save_accuracy(np.array([[0.9, np.nan], [old, new]]))
+        folder.finish()
+    axis = figures.tradeoff(collect(tmp_path)[0]).axes[0]
+    assert axis.lines[0].get_xydata() == pytest.approx(np.array([[0.9, 0.6], [0.7, 0.8]]))
+    assert [text.get_text() for text in axis.texts] == ["1", "10"]
 
 
 def test_spectra_mark_the_stable_rank(groups):

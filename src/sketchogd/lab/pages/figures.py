@@ -1,4 +1,4 @@
-"""The report's figures for print, by matplotlib: curves, accuracy matrices, accuracy over bytes, spectra, errors.
+"""The report's figures for print, by matplotlib: curves, matrices, accuracy over bytes and strength, spectra, errors.
 
 Each function takes the groups of one benchmark (`groups.collect`) and returns a `Figure` that the caller owns, or None
 if the runs have no data for it. Nothing is shown, no backend is chosen, and matplotlib is imported only when a figure
@@ -8,19 +8,22 @@ is made. `T` tasks.
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sketchogd.budget import format_bytes
+from sketchogd.lab.methods import registry
 from sketchogd.lab.pages import drawing
 from sketchogd.lab.pages.groups import Group, collect, curves_of, kept_bytes, styles_of, title_of
+from sketchogd.lab.pages.tradeoff import new_accuracy, old_accuracy, strengths
 from sketchogd.lab.pages.trajectory import trajectory
 from sketchogd.lab.records import metrics
 from sketchogd.lab.records.sketch_errors import mean_errors
 from sketchogd.lab.records.spectra import mean_spectrum
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -38,6 +41,7 @@ def save_all(runs_folder: str | Path, out_folder: str | Path, formats: Sequence[
         "curves": curves,
         "matrix": heat_maps,
         "pareto": pareto,
+        "tradeoff": tradeoff,
         "spectra": spectra,
         "errors": errors_over_rank,
     }
@@ -96,7 +100,10 @@ def curves(groups: Sequence[Group], tasks: Iterable[int] | None = None) -> "Figu
 
 
 def heat_maps(groups: Sequence[Group]) -> "Figure | None":
-    """The accuracy matrix of every method, mean over seeds: row i after task i, column j the accuracy on task j."""
+    """The accuracy matrix of every method, mean over seeds: row i after task i, column j the accuracy on task j.
+
+    Tasks that are still to come are blank. Every cell has its number, up to ten tasks and twelve methods.
+    """
     scored = _scored(groups)
     if not scored:
         return None
@@ -110,9 +117,16 @@ def heat_maps(groups: Sequence[Group]) -> "Figure | None":
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis, A, (group, _) in zip(axes, matrices, scored, strict=False):
         T = len(A)
-        image = axis.imshow(
-            A, cmap="viridis", vmin=seen.min(), vmax=seen.max(), extent=(0.5, T + 0.5, T + 0.5, 0.5), rasterized=True
-        )
+        low, high = seen.min(), seen.max()
+        blank = np.where(np.tri(T, dtype=bool), A, np.nan)
+        edges = (0.5, T + 0.5, T + 0.5, 0.5)
+        image = axis.imshow(blank, cmap="viridis", vmin=low, vmax=high, extent=edges, rasterized=True)
+        for i, j in zip(*np.tril_indices(T), strict=True) if T <= 10 and len(scored) <= 12 else ():
+            ink = "black" if A[i, j] - low > 0.58 * (high - low) else "white"
+            number = f"{A[i, j]:.2f}".removeprefix("0").replace("1.00", "1.0")
+            size = {"fontsize": min(7.0, 46 / T), "color": ink}
+            axis.text(j + 1, i + 1, number, ha="center", va="center", **size)
+        axis.spines[["top", "right"]].set_visible(False)
         axis.set_title(f"{drawing.text(group.label)}\n{_score(group).mean:.3f}", fontsize=8)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -121,13 +135,15 @@ def heat_maps(groups: Sequence[Group]) -> "Figure | None":
         axis.set_axis_off()
     figure.supxlabel("accuracy on task", fontsize=9)
     figure.supylabel("after training on task", fontsize=9)
-    future = any((A[np.triu_indices(len(A), 1)] < seen.min()).any() for A in matrices)
-    figure.colorbar(image, ax=list(axes), label="test accuracy", shrink=0.8, extend="min" if future else "neither")
+    figure.colorbar(image, ax=list(axes), label="test accuracy", shrink=0.8)
     return figure
 
 
 def pareto(groups: Sequence[Group]) -> "Figure | None":
-    """Average accuracy over bytes kept, log x; the grey line is the best accuracy within each number of bytes."""
+    """Average accuracy over bytes kept, log x, with the best accuracy within each number of bytes.
+
+    The grey line is that of the methods that keep no examples; where others do, the dashed line is that of all.
+    """
     points = [
         (nbytes, _score(group), group, style)
         for group, style in _scored(groups)
@@ -141,17 +157,20 @@ def pareto(groups: Sequence[Group]) -> "Figure | None":
     edge = min(positive, default=1000)
     # A logarithmic axis has no zero: a stretch around it is linear.
     axis.set_xscale("symlog", linthresh=edge / 2, linscale=0.4)
-    best = -1.0
-    front = []
-    for nbytes, score, _, _ in sorted(points, key=lambda point: (point[0], -point[1].mean)):
-        if score.mean > best:
-            front.append((nbytes, score.mean))
-            best = score.mean
     right = max(positive, default=1000) * 4
-    axis.step([x for x, _ in front] + [right], [y for _, y in front] + [best], where="post", color="#9aa0a8", lw=1)
+    free = [(float(x), score.mean) for x, score, group, _ in points if not registry.keeps_examples(group.method)]
+    everything = [(float(x), score.mean) for x, score, _, _ in points]
+    looks: list[tuple[list[tuple[float, float]], dict[str, Any]]] = [(free, {"color": "#9aa0a8", "lw": 1.6})]
+    if len(free) < len(everything):
+        looks.append((everything, {"color": "#1c1f24", "lw": 0.9, "ls": (0, (4, 3))}))
+    for chosen, look in looks:
+        front = frontier(chosen)
+        if front:
+            ends = [*front, (right, front[-1][1])]
+            axis.step([x for x, _ in ends], [y for _, y in ends], where="post", **look)
     for nbytes, score, group, style in points:
-        look = {**drawing.point(style), "label": drawing.text(group.label)}
-        axis.errorbar(nbytes, score.mean, yerr=score.std or None, ms=6, **look)
+        dot = {**drawing.point(style), "label": drawing.text(group.label)}
+        axis.errorbar(nbytes, score.mean, yerr=score.std or None, ms=6, **dot)
     axis.set_xlim(-edge / 4 if len(positive) < len(points) else edge / 2, right)
     powers = [10.0**e for e in range(16) if edge / 2 <= 10**e <= right]
     axis.set_xticks([0.0] * (len(positive) < len(points)) + powers)
@@ -161,6 +180,52 @@ def pareto(groups: Sequence[Group]) -> "Figure | None":
     axis.set_ylabel("average accuracy")
     figure.legend(loc="outside right upper", frameon=False)
     return figure
+
+
+def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those of the points (bytes, accuracy) that no other beats with as few bytes, by rising bytes.
+
+    >>> frontier([(2, 0.5), (1, 0.4), (3, 0.45), (2, 0.6)])
+    [(1, 0.4), (2, 0.6)]
+    """
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or y > front[-1][1]:
+            front.append((x, y))
+    return front
+
+
+def tradeoff(groups: Sequence[Group]) -> "Figure | None":
+    """Old against new accuracy (`tradeoff.py`), one line per method along its strengths, each point with its own."""
+    families: dict[str, list[tuple[float, float, float]]] = {}
+    for group, strength in zip(groups, strengths(groups), strict=True):
+        if strength is not None and len(group.matrices[0]) > 1:
+            A = group.matrices.mean(axis=0)
+            families.setdefault(strength.family, []).append((strength.value, new_accuracy(A), old_accuracy(A)))
+    if not families:
+        return None
+    figure = drawing.figure(6.4, 4.0 + 0.2 * len(families))
+    axis = figure.subplots()
+    for style, (family, points) in enumerate(families.items()):
+        points.sort()
+        look = {**drawing.line(style), "markevery": None}
+        axis.plot([x for _, x, _ in points], [y for _, _, y in points], label=drawing.text(family), **look)
+    _name_points(axis, [((x, y), f"{value:g}") for points in families.values() for value, x, y in points])
+    drawing.tidy(axis, drawing.text(title_of(groups[0].benchmark)), "accuracy on new tasks, right after each")
+    axis.set_ylabel("accuracy on old tasks, at the end")
+    figure.legend(loc="outside lower center", frameon=False)
+    return figure
+
+
+def _name_points(axis: "Axes", named: Iterable[tuple[tuple[float, float], str]]) -> None:
+    """Write names beside points, but for those whose name would lie on another."""
+    axis.autoscale_view()  # matplotlib would set the limits only when it draws
+    taken: list[np.ndarray] = []
+    for point, name in named:
+        place = axis.transAxes.inverted().transform(axis.transData.transform(point))
+        if all(np.hypot(*((place - other) / (0.05, 0.04))) > 1 for other in taken):
+            axis.annotate(name, point, (4, 4), textcoords="offset points", fontsize=7)
+            taken.append(place)
 
 
 def spectra(groups: Sequence[Group]) -> "Figure | None":

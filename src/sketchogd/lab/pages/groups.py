@@ -115,6 +115,17 @@ def host_bytes(group: Group) -> int:
     return max((bundles.totals(run.record).get("host", 0) for run in group.runs), default=0)
 
 
+def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A config flattened to dotted keys, without seeds and device, which do not make another setting."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat |= flattened(value, f"{prefix}{key}.")
+        elif key != "device" and not key.endswith("seed"):
+            flat[prefix + key] = value
+    return flat
+
+
 def _why_not(run: Run) -> str:
     """Why a run that could be read is not shown; empty if it is."""
     if run.status == "failed":
@@ -131,7 +142,7 @@ def _grouped(runs: Sequence[Run]) -> list[Group]:
     settings: dict[tuple[str, str], dict[str, list[Run]]] = {}
     for run in runs:
         key = (str(run.config.get("benchmark", "unnamed")), str(run.config.get("method", "unnamed")))
-        setting = _setting(run.config)
+        setting = flattened(run.config)
         if run.accuracy is not None:
             setting.setdefault("tasks", len(run.accuracy))
         identity = json.dumps(setting, sort_keys=True)
@@ -153,17 +164,6 @@ def _seed(run: Run) -> tuple[str, Any]:
     """By what runs of a group are sorted: seeds of one type by value."""
     seed = run.config.get("seed")
     return type(seed).__name__, 0 if seed is None else seed
-
-
-def _setting(config: Any, prefix: str = "") -> dict[str, Any]:
-    """The config flattened to dotted keys, without seeds and device, which do not make another setting."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            flat |= _setting(value, f"{prefix}{key}.")
-        elif key != "device" and not key.endswith("seed"):
-            flat[prefix + key] = value
-    return flat
 
 
 def _shown(key: str, value: str) -> str:

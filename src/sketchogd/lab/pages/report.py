@@ -17,7 +17,8 @@ from sketchogd.lab.pages import assets
 from sketchogd.lab.pages.groups import Group, collect, curves_of, host_bytes, kept_bytes, styles_of, title_of
 from sketchogd.lab.pages.paired_tests import paired_tests
 from sketchogd.lab.pages.reference import NO_REFERENCE, Reference
-from sketchogd.lab.pages.trajectory import trajectory
+from sketchogd.lab.pages.tradeoff import strengths
+from sketchogd.lab.pages.trajectory import tracks
 from sketchogd.lab.records import Run, metrics
 from sketchogd.lab.records.sketch_errors import mean_errors
 from sketchogd.lab.records.spectra import mean_spectrum, thinned
@@ -65,9 +66,13 @@ def page_data(runs_folder: str | Path, reference: Reference = NO_REFERENCE) -> d
     groups, left_out = collect(runs_folder)
     names = list(dict.fromkeys(group.benchmark for group in groups))
     root, styles = Path(runs_folder), styles_of(groups)
+    data = [_group_data(group, style, root, reference) for group, style in zip(groups, styles, strict=True)]
+    for each, strength in zip(data, strengths(groups), strict=True):
+        if strength is not None:
+            each["strength"] = asdict(strength)
     return {
         "benchmarks": [{"name": name, "title": title_of(name), "curves": curves_of(name)} for name in names],
-        "groups": [_group_data(group, style, root, reference) for group, style in zip(groups, styles, strict=True)],
+        "groups": data,
         "pairs": paired_tests(groups),
         "machines": _machines([run for group in groups for run in group.runs]),
         "left_out": left_out,
@@ -77,15 +82,18 @@ def page_data(runs_folder: str | Path, reference: Reference = NO_REFERENCE) -> d
 
 
 def _group_data(group: Group, style: int, root: Path, reference: Reference) -> dict[str, Any]:
-    """One group for the page: its row, runs, mean matrix, curves, spectrum and errors of sketches over their rank."""
+    """One group for the page: its row, mean matrix, runs, spectrum and errors of sketches over their rank.
+
+    Of a matrix only the tasks trained so far are shown: row i has i + 1 numbers.
+    """
     data: dict[str, Any] = {"label": group.label, "benchmark": group.benchmark, "style": style}
     data["keeps_examples"] = registry.keeps_examples(group.method)
     data["timings"] = _timings(group)
     data["runs"] = [_run_data(run, root) for run in group.runs]
     if len(group.matrices):
         data["row"] = _row(group, reference)
-        data["matrix"] = [_plain(row) for row in group.matrices.mean(axis=0)]
-        data["curves"] = _curves(group)
+        data["matrix"] = _seen(group.matrices.mean(axis=0))
+        data["x"] = _curves(group, data["runs"])
     found = mean_spectrum(run.spectra() for run in group.runs)
     if found:
         few = thinned(found)
@@ -110,22 +118,39 @@ def _row(group: Group, reference: Reference) -> dict[str, Any]:
     return row | asdict(reference.compare(group.benchmark, group.method, config, tasks, spreads["accuracy"]))
 
 
-def _curves(group: Group) -> dict[str, Any]:
-    """The accuracies of every task along training, thinned."""
-    x, mean, std = trajectory(group)
+def _curves(group: Group, runs: list[dict[str, Any]]) -> list[float | None]:
+    """Give each run its accuracies along training, thinned, and return the positions, which all of them share.
+
+    A task's values end where the positions do and begin where the first run has one.
+    """
+    x, found, values = tracks(group)
     kept = (np.arange(len(x)) % math.ceil(len(x) / MOST_POINTS) == 0) | np.isclose(x, np.round(x))
-    tasks = [{"mean": _plain(mean[kept, j]), "std": _plain(std[kept, j])} for j in range(mean.shape[1])]
-    return {"x": _plain(x[kept]), "tasks": tasks}
+    starts = [int(np.argmax(~np.isnan(values[:, kept, j]).all(axis=0))) for j in range(values.shape[2])]
+    for run, track in zip(found, values[:, kept], strict=True):
+        place = next(i for i, each in enumerate(group.runs) if each is run)
+        runs[place]["curve"] = [_plain(track[start:, j], 4) for j, start in enumerate(starts)]
+    return _plain(x[kept])
 
 
 def _run_data(run: Run, root: Path) -> dict[str, Any]:
-    return {
+    data: dict[str, Any] = {
         "run": run.path.relative_to(root).as_posix() if run.path.is_relative_to(root) else run.path.name,
         "seed": run.config.get("seed"),
-        "accuracy": metrics.average_accuracy(run.accuracy) if run.complete else None,  # type: ignore[arg-type]
+        "accuracy": None,
         "seconds": _seconds(run),
         "device": (run.record.get("device") or {}).get("name"),
+        "nbytes": (run.record.get("ledger") or {}).get("nbytes"),
     }
+    if run.complete:
+        assert run.accuracy is not None
+        found = metrics.spreads([run.accuracy])
+        data |= {name: value.mean for name, value in found.items()} | {"matrix": _seen(run.accuracy)}
+    return data
+
+
+def _seen(A: np.ndarray) -> list[list[float | None]]:
+    """The accuracies on the tasks trained so far: row i has those on the tasks up to i."""
+    return [_plain(row[: i + 1]) for i, row in enumerate(A)]
 
 
 def _machines(runs: list[Run]) -> list[dict[str, Any]]:
@@ -156,5 +181,5 @@ def _timings(group: Group) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-def _plain(values: np.ndarray) -> list[float | None]:
-    return [round(float(value), 5) if math.isfinite(value) else None for value in values]
+def _plain(values: np.ndarray, digits: int = 5) -> list[float | None]:
+    return [round(float(value), digits) if math.isfinite(value) else None for value in values]

@@ -6,19 +6,25 @@ from sketchogd.lab.pages.groups import Group
 from sketchogd.lab.records import Run
 
 
-def trajectory(group: Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Accuracies along training: positions (n) in tasks trained, mean and standard deviation over seeds (n, T).
+def tracks(group: Group) -> tuple[np.ndarray, list[Run], np.ndarray]:
+    """Accuracies along training of every run: positions (n) in tasks trained, the runs, and their values (runs, n, T).
 
     Read from the evaluations in events.jsonl or, without any, from the accuracy matrix. NaN where nothing was measured.
     """
-    single = [_single(run) for run in group.runs if run.complete]
+    single = [(run, _single(run)) for run in group.runs if run.complete]
     # Seeds that were measured after tasks only would make the mean jump between the finer points of the others.
-    finest = max(map(len, single), default=0)
-    single = [track for track in single if len(track) == finest]
-    x = np.array(sorted({position for track in single for position in track}))
+    finest = max((len(track) for _, track in single), default=0)
+    single = [(run, track) for run, track in single if len(track) == finest]
+    x = np.array(sorted({position for _, track in single for position in track}))
     T = len(group.matrices[0]) if len(group.matrices) else 0
     missing = np.full(T, np.nan)
-    values = np.array([[track.get(position, missing) for position in x] for track in single]).reshape(-1, len(x), T)
+    values = np.array([[track.get(position, missing) for position in x] for _, track in single])
+    return x, [run for run, _ in single], values.reshape(-1, len(x), T)
+
+
+def trajectory(group: Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Positions (n) in tasks trained, and mean and standard deviation over the runs of `tracks` (n, T)."""
+    x, _, values = tracks(group)
     n = np.sum(~np.isnan(values), axis=0)
     mean = np.where(n > 0, np.nansum(values, axis=0) / np.maximum(n, 1), np.nan)
     squares = np.nansum((values - mean) ** 2, axis=0)

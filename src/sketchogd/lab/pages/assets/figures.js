@@ -1,11 +1,17 @@
-// The figures of one benchmark: curves of chosen tasks, accuracy over bytes, accuracy matrices, spectra, errors.
+// The figures of one benchmark: curves of chosen tasks, old against new accuracy over strength, spectra, errors.
 
-const span = (values) => [Math.min(...values), Math.max(...values)];
-
-function figure(kind, caption, ...content) {
-  return el("figure", { "data-kind": kind }, content, el("figcaption", {}, caption));
+function figure(kind, title, caption, ...content) {
+  const node = el("figure", { "data-kind": kind }, el("div", { class: "head" }, el("h3", {}, title)), content, el("figcaption", {}, caption));
+  node.firstChild.append(exportButtons(node, kind));
+  return node;
 }
 const lead = (title, text) => [el("b", {}, title), ` ${text}`];
+const keyItem = (g) => el("span", { class: "item" }, swatch(g.style, g.dash), g.label);
+// What the marks stand for; a legend of many methods would push its chart away, and is folded.
+function legend(groups, title = "Legend") {
+  const key = el("p", { class: "key" }, groups.map(keyItem));
+  return groups.length <= 12 ? key : el("details", { class: "folded" }, el("summary", {}, `${title}: ${plural(groups.length, "method")}`), key);
+}
 
 function defaultTasks(benchmark, T) {
   const paper = benchmark.curves.filter((task) => task <= T);
@@ -25,88 +31,60 @@ function curvesFigure(benchmark, groups, shown, chosen, width, redraw) {
     (g.curves.tasks[task - 1] || { mean: [] }).mean.filter((value, i) => known(value) && g.curves.x[i] >= task)));
   const yDomain = values.length ? padded(...span(values)) : [0, 1];
   const columns = Math.max(1, Math.min(tasks.length, Math.floor((width + 22) / 322)));
-  const each = Math.max(260, (width - 22 * (columns - 1)) / columns);
+  const each = (width - 22 * (columns - 1)) / columns;
   const panels = tasks.map((task, index) => {
     const series = shown.filter((g) => g.curves.tasks[task - 1]).map((g) => ({
       label: g.label, style: g.style, x: g.curves.x, y: g.curves.tasks[task - 1].mean, spread: g.curves.tasks[task - 1].std }));
     return el("div", { class: "panel" }, el("h4", {}, `Task ${task}`), lineChart({
-      width: each, height: Math.min(270, each * 0.72), xDomain: [0, T], yDomain, series, title: `Accuracy on task ${task} of ${benchmark.title} along training`,
+      width: each, height: Math.min(300, each * 0.72), xDomain: [0, T], yDomain, series, title: `Accuracy on task ${task} of ${benchmark.title} along training`,
       xLabel: "tasks trained", yLabel: index % columns === 0 ? "test accuracy" : "", markEnds: true, format: fraction,
       xTicks: linearTicks(0, T, T <= 10 ? T : 5).filter(Number.isInteger), heading: (at) => `Task ${task} after ${compact(Math.round(at * 100) / 100)} of ${T} tasks` }));
   });
-  return figure("curves", lead("Accuracy along training.", "Each panel follows the test accuracy of one task from its own training through that of all later tasks; bands are one standard deviation over seeds. All panels have the same axes, which leave out the first steps on a task."),
-    el("h3", {}, "Accuracy along training"), el("div", { class: "chips", role: "group", "aria-label": "Tasks shown" }, "Tasks", chips),
-    tasks.length ? el("div", { class: "multiples lines" }, panels) : el("p", { class: "note" }, "Choose at least one task."));
+  const bands = shown.some((g) => g.row.n > 1) ? "; bands are one standard deviation over seeds" : "";
+  return figure("curves", "Accuracy along training", lead("Accuracy along training.", `Each panel follows the test accuracy of one task from its own training through that of all later tasks${bands}. All panels have the same axes, which leave out the first steps on a task.`),
+    el("div", { class: "chips", role: "group", "aria-label": "Tasks shown" }, "Tasks", chips), legend(shown),
+    tasks.length ? el("div", { class: "multiples", style: { "grid-template-columns": `repeat(${columns}, 1fr)` } }, panels) : el("p", { class: "note" }, "Choose at least one task."));
 }
 
-function paretoFigure(benchmark, groups, shown, width) {
-  const sized = shown.filter((g) => known(g.row.nbytes));
-  if (!groups.some((g) => known(g.row.nbytes))) return null;
-  const all = groups.filter((g) => known(g.row.nbytes));
-  const positive = all.map((g) => g.row.nbytes).filter((v) => v > 0);
-  const [low, high] = positive.length ? span(positive) : [1e3, 1e6];
-  const xDomain = [low / 2.2, Math.max(high * 2.2, low * 10)];
-  const yDomain = padded(...span(all.flatMap((g) => [g.row.accuracy - g.row.accuracy_std, g.row.accuracy + g.row.accuracy_std])));
-  const zero = all.some((g) => g.row.nbytes === 0);
-  const height = Math.min(440, Math.max(300, width * 0.48)), gap = zero ? 56 : 0;
-  const { root, x, y, box } = frame({ width, height, xDomain, yDomain, logX: true, gap, xTick: byteTick, right: 24,
-    xLabel: "memory kept between tasks (log scale)", yLabel: "average accuracy", title: `Accuracy over bytes on ${benchmark.title}` });
-  const at = (g) => (g.row.nbytes > 0 ? x(g.row.nbytes) : box.left + 20);
-  if (zero) {
-    root.append(svg("text", { x: box.left + 20, y: box.bottom + 17, "text-anchor": "middle" }, "0 B"),
-      svg("line", { x1: box.left + 42, x2: box.left + 42, y1: box.top, y2: box.bottom, stroke: "var(--faint)", "stroke-dasharray": "2 4" }));
+// Methods that were run with several strengths: what each costs in new accuracy, and what it keeps of the old one.
+function tradeoffFigure(benchmark, shown, width) {
+  const families = new Map();
+  for (const g of shown) {
+    if (!g.strength || g.matrix.length < 2) continue;
+    const [old, fresh] = oldAndNew(g.matrix);
+    if (!families.has(g.strength.family)) families.set(g.strength.family, { label: g.strength.family, style: families.size, points: [] });
+    families.get(g.strength.family).points.push({ strength: g.strength.value, old, fresh });
   }
-  const front = [...sized].sort((a, b) => a.row.nbytes - b.row.nbytes || b.row.accuracy - a.row.accuracy)
-    .reduce((kept, g) => (kept.length && kept[kept.length - 1].row.accuracy >= g.row.accuracy ? kept : [...kept, g]), []);
-  const steps = front.flatMap((g, i) => [...(i ? [[at(g), y(front[i - 1].row.accuracy)]] : []), [at(g), y(g.row.accuracy)]]);
-  if (front.length) root.append(svg("path", { d: path([...steps, [box.right, y(front[front.length - 1].row.accuracy)]]), fill: "none", stroke: "var(--faint)", "stroke-width": 1.5 }));
-  const taken = sized.map((g) => ({ left: at(g) - 7, right: at(g) + 7, top: y(g.row.accuracy) - 7, bottom: y(g.row.accuracy) + 7 }));
-  for (const g of sized) {
-    const px = at(g), py = y(g.row.accuracy);
-    const rows = [{ name: "average accuracy", value: fraction(g.row.accuracy) + (g.row.n > 1 ? ` ± ${fraction(g.row.accuracy_std)}` : "") },
-      { name: "memory", value: bytes(g.row.nbytes) }, { name: "forgetting", value: fraction(g.row.forgetting) }, { name: "seeds", value: String(g.row.n) }];
-    const show = (event) => {
-      const area = root.getBoundingClientRect(), zoom = area.width / width;
-      tip.show(event.clientX || area.left + px * zoom, event.clientY || area.top + py * zoom, g.label, rows, event.type === "focus" ? () => show(event) : null);
-    };
-    root.append(svg("line", { x1: px, x2: px, y1: y(g.row.accuracy - g.row.accuracy_std), y2: y(g.row.accuracy + g.row.accuracy_std), stroke: colour(g.style), "stroke-width": 1.6 }),
-      svg("g", { tabindex: "0", role: "img", "aria-label": `${g.label}: ${rows.map((r) => `${r.name} ${r.value}`).join(", ")}`,
-        onpointermove: show, onpointerdown: show, onpointerleave: tip.hide, onfocus: show, onblur: tip.hide },
-        svg("circle", { cx: px, cy: py, r: 14, fill: "transparent" }), marker(g.style, px, py, 5.2)));
-  }
-  for (const g of sized) root.append(placeLabel(g.label, at(g), y(g.row.accuracy), box, taken) || "");
-  return figure("pareto", lead("Accuracy over bytes.", "Up and to the left is better. Bars are one standard deviation over seeds; the grey line is the best accuracy reached within each number of bytes. 1 MB = 10⁶ bytes."),
-    el("h3", {}, "Accuracy over memory"), root);
+  const found = [...families.values()];
+  if (!found.length) return null;
+  for (const family of found) family.points.sort((a, b) => a.strength - b.strength);
+  const all = found.flatMap((family) => family.points);
+  const columns = width > 700 ? 2 : 1, each = (width - 30 * (columns - 1)) / columns, height = Math.min(380, Math.max(280, each * 0.66));
+  const [low, high] = span(all.map((p) => p.strength));
+  const series = found.flatMap(({ label, style, points }) => [["old", "old tasks", null], ["fresh", "new tasks", "4 4"]].map(([key, name, dashes]) => ({
+    label: `${label}, ${name}`, style, dash: dashes || "none", x: points.map((p) => p.strength), y: points.map((p) => p[key]) })));
+  const over = lineChart({ width: each, height, xDomain: [low / 1.15, high * 1.15], yDomain: padded(...span(all.flatMap((p) => [p.old, p.fresh]))), logX: true, series, markAll: true,
+    xTicks: all.length && high / low < 100 ? [...new Set(all.map((p) => p.strength))].sort((a, b) => a - b) : undefined,
+    xLabel: "strength (log scale)", yLabel: "accuracy", format: fraction, heading: (s) => `Strength ${compact(s)}`, title: `Old and new accuracy over strength on ${benchmark.title}` });
+  const { root, plot, x, y, box } = frame({ width: each, height, xDomain: padded(...span(all.map((p) => p.fresh))), yDomain: padded(...span(all.map((p) => p.old))),
+    xLabel: "accuracy on new tasks", yLabel: "accuracy on old tasks", right: 22, title: `Old against new accuracy on ${benchmark.title}` });
+  const points = found.flatMap((family) => family.points.map((p) => ({ px: x(p.fresh), py: y(p.old), style: family.style, label: `${family.label}, strength ${compact(p.strength)}`, strength: p.strength,
+    rows: [{ name: "old tasks, at the end", value: fraction(p.old) }, { name: "new tasks, right after each", value: fraction(p.fresh) }] })));
+  for (const { style, points: list } of found) plot.append(svg("path", { d: path(list.map((p) => [x(p.fresh), y(p.old)])), fill: "none", stroke: colour(style), "stroke-width": 1.5 }));
+  for (const p of points) plot.append(marker(p.style, p.px, p.py, 4));
+  const taken = points.map(({ px, py }) => ({ left: px - 5, right: px + 5, top: py - 5, bottom: py + 5 }));
+  for (const p of points) root.append(placeLabel(compact(p.strength), p.px, p.py, box, taken) || "");
+  pickable(root, points, each);
+  const dashes = found.length ? [{ style: 6, dash: "none", label: "solid: old tasks" }, { style: 6, dash: "4 4", label: "dashed: new tasks" }] : [];
+  return figure("tradeoff", "Old against new accuracy", lead("Strength of the protection.", "Old: accuracy at the end on all tasks but the last. New: accuracy on each task but the first, right after training on it. Left, both over the strength; right, one against the other, each point with its strength: up and to the right is better. Methods count strength in different units."),
+    el("p", { class: "key" }, found.map((f) => keyItem({ ...f, dash: "none" })), dashes.map(({ dash: d, label }) => el("span", { class: "item" }, svg("svg", { class: "swatch", viewBox: "0 0 14 14", "aria-hidden": "true" }, svg("line", { x1: -4, x2: 18, y1: 7, y2: 7, stroke: "var(--soft)", "stroke-width": 2, "stroke-dasharray": d })), label))),
+    el("div", { class: "multiples", style: { "grid-template-columns": `repeat(${columns}, 1fr)` } }, el("div", { class: "panel" }, over), el("div", { class: "panel" }, root)));
 }
 
-// A label beside its point where it covers no other point or label; long names are cut, the tooltip has them whole.
-function placeLabel(text, px, py, box, taken) {
-  const short = text.length > 34 ? `${text.slice(0, 33)}…` : text;
-  const w = short.length * 7.3, h = 13;
-  const spots = [[9, -8, "start"], [10, 5, "start"], [-9, -8, "end"], [-10, 5, "end"], [9, 17, "start"], [-9, 17, "end"], [0, -13, "middle"], [0, 23, "middle"]];
-  for (const [dx, dy, anchor] of spots) {
-    const left = px + dx - (anchor === "end" ? w : anchor === "middle" ? w / 2 : 0);
-    const spot = { left, right: left + w, top: py + dy - h + 2, bottom: py + dy + 3 };
-    if (spot.left < box.left || spot.right > box.right + 10 || spot.top < 0 || spot.bottom > box.bottom) continue;
-    if (taken.some((o) => spot.left < o.right && o.left < spot.right && spot.top < o.bottom && o.top < spot.bottom)) continue;
-    taken.push(spot);
-    return svg("text", { class: "label halo", x: px + dx, y: py + dy, "text-anchor": anchor, "pointer-events": "none" }, short);
-  }
-  return null;
-}
-
-function mapsFigure(benchmark, groups, shown) {
-  const seen = groups.flatMap((g) => g.matrix.flatMap((row, i) => row.slice(0, i + 1)));
-  const future = groups.flatMap((g) => g.matrix.flatMap((row, i) => row.slice(i + 1).filter(known)));
-  const [low, high] = [Math.floor(Math.min(...seen) * 20) / 20, Math.ceil(Math.max(...seen) * 20) / 20];
-  const gradient = `linear-gradient(to right, ${Array.from({ length: 9 }, (_, i) => shade(i / 8)).join(", ")})`;
-  const below = future.some((value) => value < low) ? "≤ " : "";
-  return figure("matrix", lead("Accuracy matrices.", "Row i, column j: test accuracy on task j after training on task i, mean over seeds. A column that darkens downwards is a task being forgotten."),
-    el("h3", {}, "Accuracy matrices"),
-    el("div", { class: "scale" }, `${below}${low.toFixed(2)}`, el("i", { style: { background: gradient } }), high.toFixed(2), el("span", {}, "test accuracy")),
-    el("div", { class: "multiples maps" }, shown.map((g) => el("div", { class: "panel" },
-      el("h4", {}, g.label, el("span", {}, ` · ${fraction(g.row.accuracy)}`)), heatMap(g.matrix, [low, high === low ? low + 0.05 : high], g.label)))));
-}
+// A chart with its legend beside it, or above it where the page is narrow.
+const BESIDE = 230;
+const besides = (width) => (width > 760 ? width - BESIDE : width);
+const beside = (width, key, chart) => el("div", { class: width > 760 ? "beside" : null }, el("p", { class: "key" }, key), chart);
 
 function spectraFigure(benchmark, groups, width) {
   if (!groups.length) return null;
@@ -114,11 +92,10 @@ function spectraFigure(benchmark, groups, width) {
   const last = Math.max(...groups.map((g) => g.spectrum.index[g.spectrum.index.length - 1]));
   const series = groups.map((g) => ({ label: g.label, style: g.style, x: g.spectrum.index, y: g.spectrum.values }));
   const verticals = groups.map((g) => ({ x: Math.max(1, g.spectrum.stable_rank), style: g.style }));
-  const chart = lineChart({ width, height: Math.min(380, Math.max(260, width * 0.42)), xDomain: [1, Math.max(last, 10)], yDomain: [0, top * 1.04], logX: true, series, verticals,
+  const chart = lineChart({ width: besides(width), height: Math.min(380, Math.max(260, width * 0.4)), xDomain: [1, Math.max(last, 10)], yDomain: [0, top * 1.04], logX: true, series, verticals,
     xLabel: "index of the singular value (log scale)", yLabel: "singular value", format: compact, heading: (i) => `Singular value ${i}`, title: `Spectrum of the gradients on ${benchmark.title}` });
-  const ranks = groups.map((g) => `${g.label} ${g.spectrum.stable_rank.toFixed(1)}`).join(", ");
-  return figure("spectra", lead("Spectra.", `Singular values of the gradients that are to be remembered. Dotted: the stable rank, the sum of their squares over the largest square, which says how many directions matter (${ranks}).`),
-    el("h3", {}, "Spectrum of the gradients"), chart);
+  const key = groups.map((g) => el("span", { class: "item" }, swatch(g.style), el("span", {}, g.label, el("span", { class: "variant" }, `stable rank ${g.spectrum.stable_rank.toFixed(1)}`))));
+  return figure("spectra", "Spectrum of the gradients", lead("Spectra.", "Singular values of the gradients that are to be remembered. Dotted: the stable rank, the sum of their squares over the largest square, which says how many directions matter."), beside(width, key, chart));
 }
 
 // What sketches of rising rank leave out of the gradients, measured, beside the bounds; both axes logarithmic.
@@ -132,10 +109,9 @@ function errorsFigure(benchmark, groups, width) {
   const series = lines.map(([key, label, style]) => ({ label, style, x: group.errors.k, y: group.errors[key].map(power) }));
   const [low, high] = span(series.flatMap((s) => s.y.filter(known)));
   const ticks = [1e-4, 1e-3, 0.01, 0.1].flatMap((d) => [1, 2, 5].map((m) => power(m * d))).concat(0).filter((v) => v >= low - 0.05 && v <= high + 0.05);
-  const chart = lineChart({ width, height: Math.min(400, Math.max(280, width * 0.44)), xDomain: [group.errors.k[0], group.errors.k[group.errors.k.length - 1]],
-    yDomain: [low - 0.05, high + 0.05], logX: true, xTicks: group.errors.k.filter((_, i, all) => width > 600 || i % 3 === 0 || i === all.length - 1), yTicks: ticks, yTick: percent, series,
+  const chart = lineChart({ width: besides(width), height: Math.min(400, Math.max(280, width * 0.42)), xDomain: [group.errors.k[0], group.errors.k[group.errors.k.length - 1]],
+    yDomain: [low - 0.05, high + 0.05], logX: true, xTicks: group.errors.k, yTicks: ticks, yTick: percent, series, markAll: true,
     xLabel: "rank k (log scale)", yLabel: "energy left out (log scale)", format: percent, heading: (k) => `Rank ${k}`, title: `Energy left out over the rank on ${benchmark.title}` });
-  const key = el("p", { class: "key" }, series.map((s) => el("span", { class: "name" }, swatch(s.style), s.label)));
-  return figure("errors", lead("Errors over rank.", `The share of the energy of ${group.label}’s gradients that lies outside the basis of a sketch of rank k, measured once each, beside the theorems’ bounds on its mean.`),
-    el("h3", {}, "Energy left out over the rank"), key, chart);
+  return figure("errors", "Energy left out over the rank", lead("Errors over rank.", `The share of the energy of ${group.label}’s gradients that lies outside the basis of a sketch of rank k, measured once each, beside the theorems’ bounds on its mean.`),
+    beside(width, series.map(keyItem), chart));
 }

@@ -1,4 +1,4 @@
-// The page: reads the data, fills the sections, and redraws the figures when a choice or the width changes.
+// The page: reads the data, makes the tables sortable, and draws the figures again when a filter or the width changes.
 
 (() => {
   const root = document.documentElement;
@@ -19,93 +19,80 @@
   });
   paint();
 
-  const data = JSON.parse(byId("data").textContent);
-  const titles = new Map(data.benchmarks.map((b) => [b.name, b.title]));
-  const scored = data.groups.filter((g) => g.row);
-  const of = (benchmark, groups) => groups.filter((g) => g.benchmark === benchmark.name);
-  const hidden = new Set();
-  const chosen = new Map();
-  let current = data.benchmarks[0];
+  const text = byId("data").textContent, data = JSON.parse(text);
+  byId("json").addEventListener("click", () => save("results.json", text, "application/json"));
+  for (const name of document.querySelectorAll(".name[data-style]")) name.prepend(swatch(Number(name.dataset.style)));
+  document.querySelectorAll("table").forEach(sortable);
+  document.querySelectorAll(".scroll").forEach(hinted);
 
-  const runs = data.groups.reduce((sum, g) => sum + g.runs.length, 0);
-  const facts = [[runs === 1 ? "run" : "runs", runs], [data.benchmarks.length === 1 ? "benchmark" : "benchmarks", data.benchmarks.length], ["methods and settings", new Set(data.groups.map((g) => g.label)).size]];
-  if (data.ended) facts.push(["newest run", new Date(data.ended * 1000).toISOString().slice(0, 10)]);
-  byId("facts").append(...facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
-
-  byId("tables").append(...data.benchmarks.filter((b) => of(b, scored).length).map((b) => resultTable(b, of(b, scored), data.reference.tables)));
-  byId("table-notes").append(...(scored.length ? notes(scored, data.reference.tables) : ["No finished run has accuracies yet."]));
-
-  if (data.pairs.length) byId("pairs").append(pairTable(data.pairs, titles)); else byId("pair-box").hidden = true;
-
-  const boxes = new Map(data.benchmarks.map((b) => [b, el("div", { class: "bench", "data-benchmark": b.name, hidden: "" })]));
+  const state = { benchmark: null, methods: new Set(), seeds: new Set() };
+  const chosen = new Map(), whole = new Set();
+  let views = new Map();
+  const boxes = new Map(data.benchmarks.map((b) => [b, el("div", { class: "bench", "data-benchmark": b.name }, el("h3", {}, b.title))]));
   byId("panels").append(...boxes.values());
-  const choices = data.benchmarks.map((b) => el("button", { type: "button", role: "radio", onclick: () => choose(b), onkeydown: (event) => {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const index = (data.benchmarks.indexOf(b) + step + data.benchmarks.length) % data.benchmarks.length;
-    choose(data.benchmarks[index]);
-    choices[index].focus();
-  } }, b.title));
-  byId("benchmarks").append(...choices);
+  byId("figures").hidden = !data.groups.length;
 
   function draw(benchmark, width = byId("panels").clientWidth || 1000) {
-    const box = boxes.get(benchmark), groups = of(benchmark, scored), shown = groups.filter((g) => !hidden.has(g.label));
-    const spectra = of(benchmark, data.groups).filter((g) => g.spectrum && !hidden.has(g.label));
+    const box = boxes.get(benchmark), here = data.groups.filter((g) => g.benchmark === benchmark.name);
+    const groups = here.map((g) => views.get(g)).filter(Boolean), shown = groups.filter((g) => !state.methods.has(g.label));
+    const raw = here.filter((g) => !state.methods.has(g.label));
     if (groups.length && !chosen.has(benchmark)) chosen.set(benchmark, defaultTasks(benchmark, groups[0].matrix.length));
-    const redraw = (focus) => { draw(benchmark); const next = box.querySelector(focus); if (next) next.focus(); };
-    box.replaceChildren(...[
-      el("h3", {}, benchmark.title),
-      groups.length ? curvesFigure(benchmark, groups, shown, chosen.get(benchmark), width, redraw) : null,
-      groups.length ? paretoFigure(benchmark, groups, shown, width) : null,
-      groups.length ? mapsFigure(benchmark, groups, shown) : null,
-      spectraFigure(benchmark, spectra, width),
-      errorsFigure(benchmark, of(benchmark, data.groups).filter((g) => g.errors && !hidden.has(g.label)), width),
-    ].filter(Boolean));
+    const redraw = (focus) => { draw(benchmark); const next = box.querySelector(focus); if (next) next.focus({ preventScroll: true }); };
+    const figures = [
+      shown.length ? curvesFigure(benchmark, groups, shown, chosen.get(benchmark), width, redraw) : null,
+      shown.length ? paretoFigure(benchmark, groups, shown, width) : null,
+      tradeoffFigure(benchmark, shown, width),
+      mapsFigure(groups, shown, width, whole.has(benchmark), () => { whole.add(benchmark); redraw("[data-kind=matrix] svg.chart"); }),
+      spectraFigure(benchmark, raw.filter((g) => g.spectrum), width),
+      errorsFigure(benchmark, raw.filter((g) => g.errors), width),
+    ].filter(Boolean);
+    tip.dismiss();
+    box.replaceChildren(el("h3", {}, benchmark.title), ...(figures.length ? figures : [el("p", { class: "note" }, "Nothing to draw with these filters.")]));
     box.dataset.width = width;
+    box.style.minHeight = "";
   }
-  function legend() {
-    const labels = [...new Map(of(current, data.groups).map((g) => [g.label, g])).values()];
-    byId("legend").replaceChildren(...labels.map((g) =>
-      el("button", { type: "button", "aria-pressed": String(!hidden.has(g.label)), title: "show or hide", onclick: () => {
-        if (!hidden.delete(g.label)) hidden.add(g.label);
-        for (const [b, box] of boxes) if (box.dataset.width) draw(b);
-        const index = labels.indexOf(g);
-        legend();
-        byId("legend").children[index].focus();
-      } }, swatch(g.style), g.label)));
+  // A benchmark's figures are drawn when they come near the window: with hundreds of settings, drawing takes a while.
+  const near = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) {
+      near.unobserve(entry.target);
+      draw(data.benchmarks.find((b) => boxes.get(b) === entry.target));
+    }
+  }, { rootMargin: "800px" });
+  const open = () => data.benchmarks.filter((b) => !boxes.get(b).hidden);
+  const drawAll = (width) => open().forEach((b) => { near.unobserve(boxes.get(b)); draw(b, width); });
+
+  function changed() {
+    views = new Map(data.groups.map((g) => [g, seen(g, state.seeds)]));
+    const away = (name) => Boolean(state.benchmark) && name !== state.benchmark.name;
+    for (const box of document.querySelectorAll("#tables > [data-benchmark]")) {
+      updateResults(box, data.groups, views);
+      for (const tr of box.querySelectorAll("tbody tr")) tr.hidden = state.methods.has(tr.dataset.method) || !views.get(data.groups[tr.dataset.group]);
+      box.hidden = away(box.dataset.benchmark) || [...box.querySelectorAll("tbody tr")].every((tr) => tr.hidden);
+    }
+    for (const tr of document.querySelectorAll("tr[data-benchmark]")) {
+      tr.hidden = away(tr.dataset.benchmark) || state.methods.has(tr.dataset.method) || state.seeds.has(tr.dataset.seed);
+    }
+    const note = byId("filtered");
+    note.hidden = !state.seeds.size && !state.methods.size;
+    note.textContent = `Filtered${state.seeds.size ? ": tables and figures show means over the chosen seeds" : ""}. The conclusion, the paired tests and the times are those of all runs.`;
+    for (const [b, box] of boxes) {
+      box.hidden = away(b.name);
+      if (box.hidden) continue;
+      if (box.dataset.width) { box.style.minHeight = `${box.offsetHeight}px`; delete box.dataset.width; }
+      near.unobserve(box);
+      near.observe(box);
+    }
   }
-  function choose(benchmark) {
-    tip.hide();
-    current = benchmark;
-    choices.forEach((button, i) => {
-      const on = data.benchmarks[i] === benchmark;
-      button.setAttribute("aria-checked", String(on));
-      button.tabIndex = on ? 0 : -1;
-    });
-    for (const [b, box] of boxes) box.hidden = b !== benchmark;
-    draw(benchmark);
-    legend();
-  }
-  if (current) choose(current); else byId("figures").hidden = true;
+  filterBar(data, state, changed);
+  changed();
+  root.classList.add("ready");
 
   window.addEventListener("resize", () => {
-    if (current && Number(boxes.get(current).dataset.width) !== byId("panels").clientWidth) draw(current);
+    for (const b of open()) {
+      const box = boxes.get(b);
+      if (box.dataset.width && Number(box.dataset.width) !== byId("panels").clientWidth) draw(b);
+    }
   });
-  window.addEventListener("beforeprint", () => {
-    for (const b of boxes.keys()) draw(b, 1000);
-  });
-  window.addEventListener("afterprint", () => { for (const b of boxes.keys()) draw(b); });
-  window.addEventListener("scroll", tip.scrolled, { passive: true });
-
-  if (scored.length) byId("timings").append(el("div", { class: "table" }, timingTable(scored, titles)));
-  byId("run-table").append(runTable(data.groups, titles));
-  byId("machines").append(el("div", { class: "cards" }, data.machines.map(machineCard)));
-  if (data.left_out.length) {
-    byId("left-out").append(el("h3", {}, "Runs left out"), el("p", { class: "note" }, "Not part of any number on this page."),
-      el("div", { class: "table" }, sortableTable("Runs left out", [
-        { title: "Run", class: "left", value: (r) => r.run, cell: (r) => r.run },
-        { title: "Reason", class: "left", value: (r) => r.reason, cell: (r) => r.reason },
-      ], data.left_out)));
-  }
+  window.addEventListener("beforeprint", () => drawAll(1000));
+  window.addEventListener("afterprint", () => drawAll());
 })();
