@@ -1,6 +1,7 @@
 """Dense linear algebra on a few long rows, or on many small matrices.
 
 * `dense`: Gram matrices, orthonormalisation, Nyström, and the two products of a projection
+* `scaling`: sums of squares by powers of four, so that squares of rows do not overflow
 * `stacks`: many tensors of one shape at once
 * `dispatch`: chooses the kernel for these two products
 * `compiled`: compiled C code, and the user's folder of it

@@ -4,7 +4,6 @@
 * `stored`: what a stored state must look like
 * `testmatrix`: random test matrices, generated from a seed
 * `base`: the interface of a sketch
-* `scaling`: scaling by powers of four, so that squares of rows do not overflow
 * `additive`: sketches that add up over processes
 * `factored`: sketches that store their basis in place of their rows
 * `linear`: the paper's three sketches, SketchOGD-1, -2 and -3

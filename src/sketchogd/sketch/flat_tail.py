@@ -22,8 +22,8 @@ from torch import Tensor
 
 from .. import schema
 from ..linalg.dense import eigenpairs_, gram, polish_, transform_, whiten
+from ..linalg.scaling import unscaled
 from .linear import SketchedMoment
-from .scaling import unscaled
 from .stored import EXPONENT
 from .testmatrix import SparseSign
 

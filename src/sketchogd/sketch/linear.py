@@ -21,11 +21,11 @@ from torch import Tensor
 
 from .. import schema
 from ..linalg.dense import gram, nystrom, orthonormal_coordinates, polish_, transform_, whiten
+from ..linalg.scaling import added_scaled_, rescale_, scaled, unscaled
 from ..seeds import derive_seed, hash32, normal_rows
 from .additive import Additive
 from .base import Self, largest_rank, positive
 from .factored import FactoredSketch
-from .scaling import added_scaled_, rescale_, scaled, unscaled
 from .stored import EXPONENT, RANK, SEED, matrix_settings
 from .testmatrix import Gaussian, Identity, SparseSign, TestMatrix, named_test_matrix
 

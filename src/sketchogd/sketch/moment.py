@@ -8,10 +8,10 @@ from torch import Tensor
 
 from .. import schema
 from ..linalg.dense import RELATIVE_RANK
+from ..linalg.scaling import added_scaled_, rescale_, scaled, unscaled
 from .additive import Additive
 from .base import Sketch
 from .columns import Columns
-from .scaling import added_scaled_, rescale_, scaled, unscaled
 from .stored import EXPONENT, Part, require_orthonormal, up_to
 
 TRACE_TOLERANCE = 0.05
