@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +18,12 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--mute-audio")
+START = """
+import fcntl, os, sys
+high = [fcntl.fcntl(int(each), fcntl.F_DUPFD, 10) for each in sys.argv[1:3]]
+os.dup2(high[0], 3), os.dup2(high[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 PATIENCE = 60.0
 """Seconds to wait for an answer, and for a page to be loaded."""
 
@@ -129,9 +136,9 @@ def chromium() -> Iterator[Browser]:
         back, mine = os.pipe()
         # Chromium reads commands from descriptor 3 and writes answers to 4.
         command = [name, *OPTIONS, "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"]
-        shell = ["sh", "-c", f'exec "$@" 3<&{theirs} 4>&{mine}', "sh", *command]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen(shell, pass_fds=(theirs, mine), **quiet)  # type: ignore[call-overload]
+        start = [sys.executable, "-c", START, str(theirs), str(mine), *command]
+        null = subprocess.DEVNULL
+        process = subprocess.Popen(start, pass_fds=(theirs, mine), stdout=null, stderr=null)
         os.close(theirs)
         os.close(mine)
         try:

@@ -12,7 +12,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for every file outside of docs/ that some page links to."""
     root = _root(config)
     for place in repository.outside(root):
-        level = InclusionLevel.INCLUDED if "/" not in place else InclusionLevel.NOT_IN_NAV
+        level = InclusionLevel.INCLUDED if place in repository.PROJECT else InclusionLevel.NOT_IN_NAV
         content = repository.page(place, root)
         files.append(File.generated(config, repository.uri_of(place), content=content, inclusion=level))
     return files

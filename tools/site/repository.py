@@ -13,6 +13,8 @@ from pathlib import Path
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s#]*)(#[^)\s]*)?(\))")
 FENCE = re.compile(r"^ *(```|~~~)")
 FOLDER = "repository"
+PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+"""Always there, and in the navigation."""
 SHOWN = 200_000
 """Longer files are named with their size, not shown."""
 LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".sh": "bash", ".c": "c", ".js": "javascript"}
@@ -61,7 +63,7 @@ def with_links(text: str, place: str, root: Path) -> str:
 def outside(root: Path) -> list[str]:
     """Every place outside of docs/ that the site shows: what its pages link to, and what those link to."""
     waiting = [f"docs/{path.relative_to(root / 'docs').as_posix()}" for path in sorted((root / "docs").rglob("*.md"))]
-    waiting += ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+    waiting += PROJECT
     seen = set(waiting)
     while waiting:
         place = waiting.pop()

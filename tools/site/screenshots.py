@@ -15,8 +15,6 @@ from tools.site.browser import Browser, chromium
 
 WIDTHS = (1400, 390)
 HEIGHT = 900
-MOST = 4000
-"""Longer pages are cut off."""
 
 
 def pages(target: Path, names: Sequence[str]) -> Iterator[tuple[str, Path]]:
@@ -28,11 +26,11 @@ def pages(target: Path, names: Sequence[str]) -> Iterator[tuple[str, Path]]:
         yield path.relative_to(target).with_suffix("").as_posix().replace("/", "-"), path
 
 
-def problems(browser: Browser, path: Path) -> Iterator[str]:
-    """What is wrong with the page that is open."""
-    wide, window = browser.value("document.documentElement.scrollWidth"), browser.value("window.innerWidth")
-    if wide > window:
-        yield f"{wide} pixels wide in a window of {window}"
+def problems(browser: Browser, width: int) -> Iterator[str]:
+    """What is wrong with the page that is open in a window of this width."""
+    wide = browser.value("document.documentElement.scrollWidth")
+    if wide > width:
+        yield f"{wide} pixels wide in a window of {width}"
     for address in browser.requested():
         if not address.startswith(("file:", "data:", "blob:", "about:")):
             yield f"asks for {address}"
@@ -46,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for the pictures")
     parser.add_argument("--width", type=int, action="append", help="window width; by default 1400 and 390")
     parser.add_argument("--light", action="store_true", help="light colours only")
-    parser.add_argument("--whole", action="store_true", help=f"the page down to {MOST} pixels, not only the window")
+    parser.add_argument("--tall", type=int, default=HEIGHT, help="height of the pictures; shorter pages have their own")
     options = parser.parse_args(arguments)
     bad = 0
     with chromium() as browser:
@@ -55,12 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for dark in (False,) if options.light else (False, True):
                     browser.size(width, HEIGHT, dark=dark)
                     browser.open(path.resolve().as_uri())
-                    for problem in problems(browser, path):
+                    browser.value("localStorage.clear()")  # colours that were chosen for the last picture
+                    browser.open(path.resolve().as_uri())
+                    for problem in problems(browser, width):
                         print(f"{name} at {width}: {problem}")
                         bad += 1
-                    if options.whole:
+                    if options.tall > HEIGHT:
                         tall = browser.value("document.documentElement.scrollHeight")
-                        browser.size(width, min(MOST, max(HEIGHT, tall)), dark=dark)
+                        browser.size(width, min(options.tall, max(HEIGHT, tall)), dark=dark)
                     browser.picture(options.out / f"{name}-{width}{'-dark' if dark else ''}.png")
     return 1 if bad else 0
 

@@ -1,9 +1,6 @@
 """Examples in docstrings as blocks of code: Markdown would take `>>>` for quotations."""
 
 import re
-from typing import Any
-
-from griffe import Extension, Object
 
 EXAMPLE = re.compile(r"^(?P<indent> *)>>> ")
 
@@ -26,12 +23,3 @@ def fenced(text: str) -> str:
             indent = None
         lines.append(line)
     return "\n".join(lines[:-1])
-
-
-class Examples(Extension):
-    """Fences the examples of every docstring that griffe reads."""
-
-    def on_instance(self, *, obj: Object, **kwargs: Any) -> None:
-        """Change the docstring of an object before it is parsed."""
-        if obj.docstring is not None and ">>> " in obj.docstring.value:
-            obj.docstring.value = fenced(obj.docstring.value)
