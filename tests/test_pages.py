@@ -1,4 +1,4 @@
-"""Quickstart, recipes and other pages: their blocks run as they stand, given only the models and data that they name."""
+"""Quickstart, recipes and others: blocks of pages run as they stand, given only the models and data that they name."""
 
 import os
 import subprocess
@@ -135,3 +135,18 @@ def test_several_gpus(tmp_path):
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("128 examples are remembered in every process") == 2
     assert (tmp_path / "memory.safetensors").exists()
+
+
+def test_own_experiments(tmp_path):
+    """In a process of its own, since its method stays registered; three epochs of ten."""
+    script = "\n".join(pages.blocks("own.md"))
+    short = script.replace("epochs=10", "epochs=3")
+    assert short != script
+    environment = {**os.environ, "PYTHONPATH": str(pages.ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", short]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    assert found.returncode == 0, found.stderr
+    kept = {line.split()[0]: line.split()[2] for line in found.stdout.splitlines() if line.endswith("bytes")}
+    assert kept == {"sgd": "0", "pull-back": "24,328", "layer-sketch": "48,192", "replay": "49,344"}
+    assert (tmp_path / "own.html").exists()
+    assert (tmp_path / "own-figures" / "patterns-pareto.pdf").exists()

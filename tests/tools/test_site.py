@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from tools.site import browser, check, examples, lists, names, repository, screenshots
 
 ROOT = Path(__file__).parents[2]
@@ -91,9 +92,7 @@ def test_what_is_wrong_with_a_built_site_is_found(tmp_path):
 
 def test_examples_in_docstrings_are_fenced():
     text = examples.fenced("Add.\n>>> 1 + 1\n2\n\nArgs:\n    x: a\n\n    >>> x\n    1")
-    assert text == (
-        "Add.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nArgs:\n    x: a\n\n    ```pycon\n    >>> x\n    1\n    ```"
-    )
+    assert text == ("Add.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nArgs:\n    x: a\n\n    ```pycon\n    >>> x\n    1\n    ```")
 
 
 @pytest.mark.skipif(not any(map(shutil.which, browser.NAMES)), reason="no chromium: apt-get install chromium")

@@ -81,9 +81,7 @@ class Browser:
     def size(self, width: int, height: int, *, dark: bool = False) -> None:
         """Set the window, and which colours pages are told that the user prefers; below 500 pixels it is a phone."""
         phone = width < 500
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from griffe import Extension, Object
+
 from tools.site.examples import fenced
 
 

@@ -1,10 +1,11 @@
-"""What MkDocs calls while it builds the site: pages for files outside of docs/, and lists as repository browsers have."""
+"""What MkDocs calls while it builds the site: pages for files outside of docs/, lists as repository browsers have."""
 
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
+
 from tools.site import lists, repository
 
 

@@ -1,7 +1,7 @@
 """Lists as repository browsers read them.
 
-There a list may follow a paragraph at once, and its marks may be indented by a blank. Python-Markdown wants a blank line
-before it and would take the list as more of the paragraph.
+There a list may follow a paragraph at once, and its marks may be indented by a blank. Python-Markdown wants a blank
+line before it and would take the list as more of the paragraph.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Files outside of docs/ that pages link to become pages of the site, so that their links work there too.
 
-`docs/recipes/peft.md` links to `../../examples/sequential_lora.py`. In a repository browser that is the file; on the site
-it is the page `repository/examples/sequential_lora.py.md` with the file's text. A place is a path from the root of the
-repository, a uri that of a page below docs/.
+`docs/recipes/peft.md` links to `../../examples/sequential_lora.py`. In a repository browser that is the file; on the
+site it is the page `repository/examples/sequential_lora.py.md` with the file's text. A place is a path from the root of
+the repository, a uri that of a page below docs/.
 """
 
 import posixpath
