@@ -3,13 +3,19 @@
     python -m tools.site.screenshots site quickstart.html budget.html --out pictures
     python -m tools.site.screenshots page.html --out pictures --width 1400 --light
 
-A page that is wider than its window, or that asks for anything from elsewhere, is named, and the exit status is 1.
+A folder is served to the browser from this machine, as search needs it. A page that is wider than its window, or that
+asks for anything from elsewhere, is named, and the exit status is 1.
 """
 
 import argparse
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from tools.site.browser import Browser, chromium
 
@@ -17,13 +23,34 @@ WIDTHS = (1400, 390)
 HEIGHT = 900
 
 
-def pages(target: Path, names: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """The pages of a folder, all of them or those named, or one file; each with a name for its pictures."""
+class Silent(SimpleHTTPRequestHandler):
+    """Serves files and says nothing."""
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a folder on this machine, as long as the block runs."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def pages(target: Path, names: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
+    """The pages of a folder, all of them or those named, or one file: a name for its pictures, and its address."""
     if target.is_file():
-        yield target.stem, target
+        yield [(target.stem, target.resolve().as_uri())]
         return
-    for path in [target / name for name in names] or sorted(target.rglob("*.html")):
-        yield path.relative_to(target).with_suffix("").as_posix().replace("/", "-"), path
+    with served(target) as address:
+        found = names or [path.relative_to(target).as_posix() for path in sorted(target.rglob("*.html"))]
+        yield [(name.removesuffix(".html").replace("/", "-"), address + name) for name in found]
 
 
 def problems(browser: Browser, width: int) -> Iterator[str]:
@@ -32,7 +59,7 @@ def problems(browser: Browser, width: int) -> Iterator[str]:
     if wide > width:
         yield f"{wide} pixels wide in a window of {width}"
     for address in browser.requested():
-        if not address.startswith(("file:", "data:", "blob:", "about:")):
+        if not address.startswith(("file:", "data:", "blob:", "about:", "http://127.0.0.1:")):
             yield f"asks for {address}"
 
 
@@ -47,14 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tall", type=int, default=HEIGHT, help="height of the pictures; shorter pages have their own")
     options = parser.parse_args(arguments)
     bad = 0
-    with chromium() as browser:
-        for name, path in pages(options.target, options.names):
+    with chromium() as browser, pages(options.target, options.names) as found:
+        for name, address in found:
             for width in options.width or WIDTHS:
                 for dark in (False,) if options.light else (False, True):
                     browser.size(width, HEIGHT, dark=dark)
-                    browser.open(path.resolve().as_uri())
+                    browser.open(address)
                     browser.value("localStorage.clear()")  # colours that were chosen for the last picture
-                    browser.open(path.resolve().as_uri())
+                    browser.open(address)
                     for problem in problems(browser, width):
                         print(f"{name} at {width}: {problem}")
                         bad += 1
