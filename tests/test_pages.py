@@ -1,5 +1,6 @@
 """Quickstart, recipes and others: blocks of pages run as they stand, given only the models and data that they name."""
 
+import json
 import os
 import subprocess
 import sys
@@ -150,3 +151,14 @@ def test_own_experiments(tmp_path):
     assert kept == {"sgd": "0", "pull-back": "24,328", "layer-sketch": "48,192", "replay": "49,344"}
     assert (tmp_path / "own.html").exists()
     assert (tmp_path / "own-figures" / "patterns-pareto.pdf").exists()
+
+
+def test_the_tables_of_budget_and_strength_are_those_of_the_runs(capsys):
+    from benchmarks import tradeoff
+
+    record = json.loads((pages.ROOT / "benchmarks/results/tradeoff-cpu.json").read_text())
+    tradeoff.tables(record["runs"])
+    page = (pages.ROOT / "docs/budget.md").read_text(encoding="utf-8")
+    tables = capsys.readouterr().out.strip().split("\n\n")
+    assert len(tables) == 2
+    assert all(table in page for table in tables)
