@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clients finetune clean
+.PHONY: demo test lint bench clients finetune docs screenshots clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -21,6 +21,22 @@ BIN := .venv/bin
 	touch $@
 
 clients: .venv/clients
+
+.venv/docs: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+# The documentation site, in site/. Nothing is downloaded while it is built; warnings are errors; links are checked.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m tools.site.check site
+	@echo "read it: $(BIN)/python -m http.server --directory site"
+
+# The pictures of the quickstart's page in docs/images, and of all pages in pictures/, wide and narrow, light and dark.
+# Needs chromium and fonts-dejavu-core.
+screenshots: docs
+	$(BIN)/python -m tools.site.quickstart docs/images
+	$(BIN)/python -m tools.site.screenshots site --out pictures
 
 demo: .venv/ready
 	$(BIN)/sketchogd demo

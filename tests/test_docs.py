@@ -54,8 +54,8 @@ def wrong_places(text):
 
 
 def wrong_links(page, text):
-    """The links to files, and to headings of pages, that lead nowhere."""
-    for target, heading in LINK.findall(text):
+    """The links to files, and to headings of pages, that lead nowhere; code has none."""
+    for target, heading in LINK.findall(re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)):
         path = (page.parent / target).resolve() if target else page
         if not path.exists():
             yield target
@@ -95,9 +95,18 @@ def test_every_folder_of_the_package_is_on_the_page():
         assert folder == "." or f"{folder}/" in text, f"docs/architecture.md does not name {folder}/"
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "recipes").glob("*.md")), ids=lambda page: page.stem)
-def test_recipes_are_python_with_links_that_lead_somewhere(page):
+EVERY_PAGE = sorted((ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
+def test_pages_have_python_that_parses_and_links_that_lead_somewhere(page):
     text = page.read_text(encoding="utf-8")
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         ast.parse(block)
     assert list(wrong_links(page, text)) == []
+
+
+def test_every_page_is_in_the_navigation():
+    named = set(re.findall(r"^ +- (?:.*: )?([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    there = {page.relative_to(ROOT / "docs").as_posix() for page in EVERY_PAGE}
+    assert there == {name for name in named if not name.startswith("repository/")}

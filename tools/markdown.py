@@ -33,7 +33,7 @@ def with_part(text: str, part: str) -> str:
     """
     begin, end = part.splitlines()[0], part.splitlines()[-1]
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise ValueError(f"README.md needs the two lines {begin} and {end}, in this order")
+        raise ValueError(f"the page needs the two lines {begin} and {end}, in this order")
     return text.split(begin)[0] + part + text.split(end)[1]
 
 

@@ -1,7 +1,7 @@
-"""docs/results.md and the README's tables from `results/` and `benchmarks/results/`.
+"""docs/results.md, and the tables of README.md and docs/speed.md, from `results/` and `benchmarks/results/`.
 
 python -m tools.results            # print the page
-python -m tools.results --write    # write the page, its figures and the README's tables
+python -m tools.results --write    # write the page, its figures and the tables
 python -m tools.results --check    # only say whether they agree; exit code 1 if not
 """
 

@@ -1,4 +1,4 @@
-"""The README's table of speeds, from what `sketchogd bench --json` wrote; `tools.results` writes and checks it.
+"""The table of speeds on docs/speed.md, from what `sketchogd bench --json` wrote; `tools.results` writes and checks it.
 
 Rows are found in the files by the name of the measurement; one that a file does not have is a dash.
 """
@@ -12,7 +12,7 @@ from sketchogd.storage import atomic
 from tools.markdown import DASH, table, with_part
 
 BEGIN, END = "<!-- speed: begin (python -m tools.results --write) -->", "<!-- speed: end -->"
-README, FILES = "README.md", ("benchmarks/results/speed-cpu.json", "benchmarks/results/speed-h200.json")
+PAGE, FILES = "docs/speed.md", ("benchmarks/results/speed-cpu.json", "benchmarks/results/speed-h200.json")
 
 ROWS = {
     "remembering with GradientSketch": "remembering with `GradientSketch`, share of the float32 matrix product's rate",
@@ -33,7 +33,7 @@ ROWS = {
     "time of remembering over p": "time of remembering over p, fitted exponent",
     "memory over p": "memory over p, fitted exponent",
 }
-"""The README's name for each measurement."""
+"""The table's name for each measurement."""
 
 
 def speed_table(cpu: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
@@ -57,20 +57,20 @@ def _cells(ratio: Mapping[str, Any] | None) -> tuple[str, str]:
 
 
 def write(repository: str | Path) -> list[Path]:
-    """Write the README's table and return its path; does nothing if there are no measured speeds."""
+    """Write the table and return its path; does nothing if there are no measured speeds."""
     home = Path(repository)
     if not _measured(home):
         return []
-    atomic.write_bytes(home / README, _renewed(home).encode())
-    return [home / README]
+    atomic.write_bytes(home / PAGE, _renewed(home).encode())
+    return [home / PAGE]
 
 
 def check(repository: str | Path) -> list[str]:
     """A line for each file that does not agree with the measured speeds; empty if there are none."""
     home = Path(repository)
-    if not _measured(home) or (home / README).read_text(encoding="utf-8") == _renewed(home):
+    if not _measured(home) or (home / PAGE).read_text(encoding="utf-8") == _renewed(home):
         return []
-    return [f"the speeds in {README} are not those in {' and '.join(FILES)}"]
+    return [f"the speeds in {PAGE} are not those in {' and '.join(FILES)}"]
 
 
 def _measured(home: Path) -> bool:
@@ -79,4 +79,4 @@ def _measured(home: Path) -> bool:
 
 def _renewed(home: Path) -> str:
     cpu, gpu = (json.loads(path.read_text()) if (path := home / name).exists() else {} for name in FILES)
-    return with_part((home / README).read_text(encoding="utf-8"), speed_table(cpu, gpu))
+    return with_part((home / PAGE).read_text(encoding="utf-8"), speed_table(cpu, gpu))

@@ -1,6 +1,5 @@
 """The blocks of the recipes run as they stand, one after the other, given only the models and data that they name."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sketchogd as so
 
-PAGES = Path(__file__).parents[2] / "docs" / "recipes"
+from .. import pages
+
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
 def run(page, names):
-    """Run the page's blocks; the names that they left."""
-    text = (PAGES / page).read_text(encoding="utf-8")
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(block, page, "exec"), names)
-    return names
+    return pages.run(f"recipes/{page}", names)
 
 
 def net(outputs=4):

@@ -1,4 +1,4 @@
-"""The README's table of speeds: values, targets and verdicts from the files, dashes elsewhere, and no drift."""
+"""The table of speeds on docs/speed.md: values, targets and verdicts from the files, dashes elsewhere, and no drift."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def test_values_targets_and_verdicts_come_from_the_files():
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A copy of what this repository has, to be spoilt."""
-    for name in (speed_table.README, *speed_table.FILES):
+    for name in (speed_table.PAGE, *speed_table.FILES):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, tmp_path / name)
     speed_table.write(tmp_path)
@@ -51,7 +51,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", speed_table.FILES)
 def test_a_number_that_changes_is_noticed_and_written(repository: Path, name: str):
-    before = (repository / "README.md").read_text()
+    before = (repository / speed_table.PAGE).read_text()
     content = json.loads((repository / name).read_text())
     (ratio,) = [each for each in content["ratios"] if each["name"] == "projection, p = 113,610"]
     ratio["value"] = 0.123
@@ -59,7 +59,7 @@ def test_a_number_that_changes_is_noticed_and_written(repository: Path, name: st
     assert len(speed_table.check(repository)) == 1
     speed_table.write(repository)
     assert speed_table.check(repository) == []
-    after = (repository / "README.md").read_text()
+    after = (repository / speed_table.PAGE).read_text()
     assert "0.12" in "".join(cells(after, "projection, p = 113,610"))
     assert before.split(speed_table.BEGIN)[0] == after.split(speed_table.BEGIN)[0]
     assert before.split(speed_table.END)[1] == after.split(speed_table.END)[1]
@@ -68,18 +68,18 @@ def test_a_number_that_changes_is_noticed_and_written(repository: Path, name: st
 def test_the_command_writes_and_checks_it(repository: Path, monkeypatch):
     for other in ("write", "check"):
         monkeypatch.setattr(results_page, other, lambda *where: [])
-    readme = repository / "README.md"
+    page = repository / speed_table.PAGE
     where = ["--repository", str(repository)]
     assert main([*where, "--check"]) == 0
-    right = readme.read_text()
-    readme.write_text(right.replace("| target |", "| goal |", 1))
+    right = page.read_text()
+    page.write_text(right.replace("| target |", "| goal |", 1))
     assert main([*where, "--check"]) == 1
     assert main([*where, "--write"]) == 0
-    assert readme.read_text() == right
+    assert page.read_text() == right
 
 
-def test_a_readme_without_its_markers_is_refused(repository: Path):
-    (repository / "README.md").write_text("nothing here")
+def test_a_page_without_its_markers_is_refused(repository: Path):
+    (repository / speed_table.PAGE).write_text("nothing here")
     with pytest.raises(ValueError, match="needs the two lines"):
         speed_table.write(repository)
 
@@ -88,7 +88,7 @@ def test_without_measurements_there_is_nothing_to_say(tmp_path: Path):
     assert speed_table.write(tmp_path) == speed_table.check(tmp_path) == []
 
 
-def test_this_repository_s_readme_has_what_was_measured():
+def test_this_repository_s_page_has_what_was_measured():
     for name in speed_table.FILES:
         known = {ratio["name"] for ratio in json.loads((REPOSITORY / name).read_text())["ratios"]}
         assert len(known & set(speed_table.ROWS)) > len(speed_table.ROWS) / 2, f"{name} has other names of rows"
