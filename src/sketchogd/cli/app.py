@@ -28,7 +28,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"sketchogd {__version__}")
+        typer.echo(__version__)
         raise typer.Exit
 
 

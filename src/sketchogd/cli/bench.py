@@ -51,6 +51,8 @@ def bench(
     measured["ratios"] = [ratio.as_dict() for ratio in found]
     if save is not None:
         save.write_text(json.dumps(measured, indent=2) + "\n")
-    columns = dict.fromkeys(("name", "measured", "target", "met", "note"), str)
-    columns |= {"measured": lambda value: "failed" if value is None else f"{value:.3g}"}
+    columns: show.Columns = {
+        **dict.fromkeys(("name", "measured", "target", "met", "note"), str),
+        "measured": lambda value: "failed" if value is None else f"{value:.3g}",
+    }
     show.table(f"speed on {device}", rows, columns, form, measured)

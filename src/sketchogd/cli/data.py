@@ -39,5 +39,5 @@ def data(
         found = datasets.available(folder)
     rows = [{"name": a.name, "ready": a.ready, "verified": a.verified, "where": a.where, "note": a.note} for a in found]
     yes = {True: "yes", False: "no"}
-    columns = {"name": str, "ready": yes.__getitem__, "verified": yes.__getitem__, "note": str}
+    columns: show.Columns = {"name": str, "ready": yes.__getitem__, "verified": yes.__getitem__, "note": str}
     show.table("data sets", rows, columns, form)

@@ -57,7 +57,7 @@ def inspect(
         for name, entry in found["tensors"].items()
     ]
     rows.append({"name": "total", "shape": "", "bytes": found["nbytes"], "leading values": ""})
-    columns = {"name": str, "shape": str, "bytes": show.bytes_cell, "leading values": str}
+    columns: show.Columns = {"name": str, "shape": str, "bytes": show.bytes_cell, "leading values": str}
     show.table(str(path), rows, columns, form, whole)
     if form is not Form.table:
         return

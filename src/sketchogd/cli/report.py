@@ -40,11 +40,11 @@ def report(
         _require_matplotlib()
     load(plugin or ())
     rows = summary_table(runs, PAPER)
-    shown = {"benchmark": str, "method": str, "variant": str, "n": str}
-    numbers = dict.fromkeys(("accuracy", "accuracy_std", "forgetting", "learning"), show.three_decimals)
-    kept = {key: show.bytes_cell for key in ("nbytes", "host_nbytes") if any(row[key] for row in rows)}
-    compared = {"published": show.three_decimals, "difference": show.signed}
-    columns = {**shown, **numbers, **kept, **compared}
+    shown: show.Columns = {"benchmark": str, "method": str, "variant": str, "n": str}
+    numbers: show.Columns = dict.fromkeys(("accuracy", "accuracy_std", "forgetting", "learning"), show.three_decimals)
+    kept: show.Columns = {key: show.bytes_cell for key in ("nbytes", "host_nbytes") if any(row[key] for row in rows)}
+    compared: show.Columns = {"published": show.three_decimals, "difference": show.signed}
+    columns: show.Columns = {**shown, **numbers, **kept, **compared}
     empty = [key for key in columns if all(row[key] in (None, "") for row in rows)]
     columns = {key: write for key, write in columns.items() if key not in empty or form is not Form.table}
     show.table(str(runs), rows, columns, form)

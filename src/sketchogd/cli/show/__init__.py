@@ -10,11 +10,12 @@
 
 from sketchogd.cli.show.cells import bytes_cell, signed, three_decimals
 from sketchogd.cli.show.console import err, note, out, problem, say
-from sketchogd.cli.show.forms import Form, as_json
+from sketchogd.cli.show.forms import Columns, Form, as_json
 from sketchogd.cli.show.progress import epochs_of, grid_bar, waiting
 from sketchogd.cli.show.tables import table
 
 __all__ = [
+    "Columns",
     "Form",
     "as_json",
     "bytes_cell",

@@ -27,7 +27,7 @@ def register_stream(
 
     Args:
         name: the name on the command line, in configs and in folders of runs.
-        network: network(stream, seed); by default the paper's MLP with as many inputs and outputs as the stream asks for.
+        network: network(stream, seed); by default the paper's MLP, with the stream's inputs and outputs.
         title: the name in tables and figures; `name` by default.
         protected: which parameters memories protect, None for all.
         seeded: whether the stream depends on the seed of the run.
