@@ -63,6 +63,8 @@ def carry_out(runs: tuple[RunConfig, ...], title: str, place: Place, build: bool
     """
     chosen = devices(place.device)
     todo = possible.unfinished(runs, place.out)
+    if len(todo) < len(runs):
+        show.note(f"{len(runs) - len(todo)} of {len(runs)} runs are finished in {place.out} and not repeated")
     _require_data(todo, runs, place.data)
     if build:
         possible.require_possible(todo, place.data)

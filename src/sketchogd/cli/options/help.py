@@ -4,6 +4,7 @@ The headings are the `rich_help_panel` of each option. Typer's own panels need 8
 """
 
 import os
+import re
 import shutil
 from typing import Any
 
@@ -34,7 +35,7 @@ def _write(formatter: Any, heading: str, rows: list[tuple[str, str]]) -> None:
 
 
 def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
-    """Arguments, then options under their headings; those without one come first."""
+    """Arguments, without their types, then options under their headings; those without one come first."""
     found: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for parameter in command.get_params(ctx):
         record = parameter.get_help_record(ctx)
@@ -42,7 +43,7 @@ def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
             continue
         usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
         panel = getattr(parameter, "rich_help_panel", None) or ("Help" if parameter.name in _ABOUT else usual)
-        found.setdefault(panel, []).append(record)
+        found.setdefault(panel, []).append((re.sub(r" <\S+>$", "", record[0]), record[1]))
     found["Help"] = found.pop("Help", [])
     for heading, rows in found.items():
         if rows:
@@ -54,6 +55,10 @@ _ABOUT = ("help", "version", "install_completion", "show_completion")
 
 class Command(TyperCommand):
     """A command with this help."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """What follows the name in the first line: BENCHMARK, not {BENCHMARK}."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The help, as wide as the terminal."""

@@ -38,9 +38,12 @@ class Form(str, Enum):
     json = "json"
 
 
+_SHORT = {"accuracy_std": "std", "nbytes": "bytes", "host_nbytes": "host"}
+
+
 def heading(key: str) -> str:
-    """The heading of a column: "accuracy std" for accuracy_std."""
-    return key.replace("_", " ")
+    """The heading of a column for people: "std" beside accuracy for accuracy_std."""
+    return _SHORT.get(key, key.replace("_", " "))
 
 
 def as_csv(rows: Rows, columns: Columns) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 import typer
 from rich import box
 from rich.cells import cell_len
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from sketchogd.cli.show import forms
-from sketchogd.cli.show.console import out, room
+from sketchogd.cli.show.console import room, say
 from sketchogd.cli.show.forms import WORDS, Columns, Form, Rows, heading
 
 NARROWEST = 14
@@ -65,29 +66,38 @@ def _least(keys: list[str], cells: list[list[str]]) -> int:
 
 
 def _print_grid(title: str, keys: list[str], cells: list[list[str]], width: int | None) -> None:
-    grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, padding=(0, GAP, 0, 0))
+    # Beside its padding a column has the blank that parts it from the next one.
+    grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, padding=(0, GAP - 1, 0, 0))
     for key in keys:
         words = key in WORDS
         grid.add_column(heading(key), justify="left" if words else "right", overflow="fold", no_wrap=not words)
     for line in cells:
         grid.add_row(*map(Text, line))
-    out.print(Text(title, style="italic"), soft_wrap=width is None, width=width)
-    out.print()
-    unlimited = 4 + sum(max(len(line[i]) for line in [keys, *cells]) + 8 for i in range(len(keys)))
-    out.print(grid, width=2 * unlimited if width is None else width, crop=False)
+    say(title, style="italic")
+    say("")
+    natural = sum(max(cell_len(line[i]) for line in [list(map(heading, keys)), *cells]) + GAP for i in range(len(keys)))
+    _print(grid, natural if width is None else width)
 
 
 def _print_blocks(title: str, keys: list[str], cells: list[list[str]], width: int) -> None:
     """Each row as its first cell, and below it a line for every other one that is not empty."""
-    out.print(Text(title, style="italic"), width=width)
+    say(title, style="italic")
     names = max((cell_len(heading(key)) for key in keys[1:]), default=0)
     for line in cells:
-        out.print()
-        out.print(Text(line[0], style="bold"), width=width, overflow="fold")
+        say("")
+        say(line[0], style="bold")
         block = Table.grid(padding=(0, GAP, 0, 0))
         block.add_column(width=names + 2)
         block.add_column(overflow="fold")
         for key, cell in zip(keys[1:], line[1:], strict=True):
             if cell:
                 block.add_row(f"  {heading(key)}", Text(cell))
-        out.print(block, width=width)
+        _print(block, width)
+
+
+def _print(grid: RenderableType, width: int) -> None:
+    """Print something of a width, also a larger one than the console's, without blanks at the ends of lines."""
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(grid)
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
