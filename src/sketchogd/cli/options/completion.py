@@ -55,7 +55,8 @@ def _load_plugins(ctx: typer.Context) -> None:
 def method_option(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete `rank=` after `--option`, for the method on the same line."""
     _load_plugins(ctx)
-    kind = KINDS.get(ctx.params.get("method") or "")
+    # Where the option is last and has no value yet, positional words are left over.
+    kind = next((KINDS[word] for word in [ctx.params.get("method"), *ctx.args] if word in KINDS), None)
     known = {} if kind is None else {**kind.options, **kind.later}
     return [f"{name}=" for name in known if name.startswith(incomplete)]
 

@@ -65,7 +65,7 @@ class Lines:
     def __init__(self, tally: Tally, tell: Callable[[str], None]) -> None:
         self.tally, self.tell = tally, tell
         self.begun: set[str] = set()
-        self.share, self.at = 0.0, tally.clock()
+        self.steps, self.at = 0, tally.clock()
 
     def listen(self, update: Update) -> None:
         """Take news of a run."""
@@ -77,8 +77,9 @@ class Lines:
             return  # the last news of a run but one
         self.begun.add(update.run)
         share, now = self.tally.share, self.tally.clock()
-        if fresh or ended or share >= self.share + STEP or now >= self.at + SECONDS:
-            self.share, self.at = share, now
+        steps = int(share / STEP + 1e-9)
+        if fresh or ended or steps > self.steps or now >= self.at + SECONDS:
+            self.steps, self.at = steps, now
             left = self.tally.left
             rest = "" if left is None or share >= 1.0 else f", about {duration(left)} left"
             self.tell(f"{share:4.0%}  {update.run.replace('/', ' ')}: {update.doing}{rest}")

@@ -48,11 +48,11 @@ def _require_one(config: RunConfig, data_folder: str | Path | None) -> None:
     optimizer = make_optimizer(model, config.training)
     inputs, targets = stream.train(0)
     stream.test(0)
-    if expected_bytes(config) > LARGEST:
-        return
     size = bytes_of_example(inputs, targets)
     loss = Heads(model, stream.recipes[0].head).loss
     try:
+        if expected_bytes(config) > LARGEST:
+            return
         build(config.method, Setup(model, optimizer, loss, len(stream), size, known.protected, config.seed))
     except (TypeError, RuntimeError) as error:  # a word in place of a number, a size below 0
         raise ValueError(f"{config.method.label}: {error}") from error
