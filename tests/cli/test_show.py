@@ -82,7 +82,7 @@ def test_csv_has_raw_values(capsys) -> None:
         "method": ROWS[0]["method"],
         "accuracy": "0.7404999",
         "accuracy_std": "0.25",
-        "nbytes": "1600000",
+        "nbytes": "1601312",
     }
     assert rows[1]["nbytes"] == ""
 
