@@ -43,7 +43,8 @@ def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
             continue
         usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
         panel = getattr(parameter, "rich_help_panel", None) or ("Help" if parameter.name in _ABOUT else usual)
-        found.setdefault(panel, []).append((re.sub(r" <\S+>$", "", record[0]), record[1]))
+        name, said = record
+        found.setdefault(panel, []).append((re.sub(r" <\S+>$", "", name), said.replace("\\[", "[")))
     found["Help"] = found.pop("Help", [])
     for heading, rows in found.items():
         if rows:
