@@ -109,7 +109,8 @@ def main() -> None:
     program = options.work / "quickstart.py"
     program.write_text(quickstart((ROOT / "README.md").read_text(encoding="utf-8")), encoding="utf-8")
     _run(str(clean / "bin" / "python"), str(program), cwd=options.work)
-    for words in (["--version"], ["data", "--json"], ["run", "split-mnist", "sgd", "--tasks", "2", "--epochs", "1"]):
+    small = ["--tasks", "2", "--epochs", "1", "--n-train", "200", "--n-test", "100"]
+    for words in (["--version"], ["data", "--format", "csv"], ["run", "split-mnist", "layer-memory", *small]):
         _run(str(clean / "bin" / "sketchogd"), *words, cwd=options.work)
     print(f"{wheel.name} and {sdist.name} are in {dist}")
 

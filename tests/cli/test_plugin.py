@@ -1,11 +1,13 @@
 """`--plugin FILE`: methods and streams of one's own, in this process and in others, and in reports."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from sketchogd.cli import app
 from sketchogd.lab.methods import KINDS
 from sketchogd.lab.runs.plugins import load, load_file
 from sketchogd.lab.streams import BENCHMARKS
@@ -100,3 +102,23 @@ def test_names_that_are_taken_are_refused(tmp_path: Path, monkeypatch) -> None:
         path = tmp_path / f"{abs(hash(name))}.py"
         path.write_text(f"from sketchogd.lab import register_stream\n@register_stream({name!r})\ndef f(seed): ...\n")
         assert hint in refused("run", "split-mnist", "sgd", "--plugin", path)
+
+
+def test_the_files_of_the_documentation_work_as_they_stand(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL):
+        (tmp_path / name).write_text(code)
+    try:
+        call("run", "axes", "plain", "--plugin", "mine.py", "--epochs", 1)
+        call("protect-check", "model.py:build", "--batch", "model.py:batch")
+    finally:
+        KINDS.pop("plain", None)
+        BENCHMARKS.pop("axes", None)
+
+
+def test_the_documentation_lists_all_commands() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `sketchogd ([\w-]+)", page, re.M)
+    assert listed == [command.name or command.callback.__name__ for command in app.registered_commands]
