@@ -73,7 +73,7 @@ def carry_out(runs: tuple[RunConfig, ...], title: str, place: Place, build: bool
     else:
         with show.grid_bar(runs, quiet=False) as listener:
             shared: dict[str, Any] = {"jobs": place.jobs, "together": place.side_by_side, "devices": chosen}
-            shared["plugins"] = ("sketchogd.paper", *(str(_absolute(name)) for name in place.plugins))
+            shared["plugins"] = ("sketchogd.paper", *place.plugins)
             outcomes = grid.run_grid(runs, place.out, **shared, data_folder=place.data, listener=listener)
     rows = rows_of(runs, place.out, PAPER)
     names = {config.benchmark for config in runs}
@@ -90,11 +90,6 @@ def finish(outcomes: Sequence[Outcome]) -> None:
         show.problem(f"{outcome.run}: {outcome.status}: {outcome.message}")
     if failed:
         raise typer.Exit(FAILED)
-
-
-def _absolute(plugin: str) -> Path | str:
-    """A plugin as other processes find it, whatever their working directory is."""
-    return Path(plugin).resolve() if plugin.endswith(".py") else plugin
 
 
 def _require_data(todo: Sequence[RunConfig], runs: Sequence[RunConfig], data: Path | None) -> None:
