@@ -73,8 +73,9 @@ def test_a_plugin_is_completed_and_checked(plugin: Path) -> None:
     assert completed(f"run --plugin {plugin} own-stream own-method --option") == ["flavour="]
     known = BENCHMARKS["own-stream"]
     assert (known.tasks, known.examples, known.example_nbytes) == (3, 40, 5 * 4 + 8 + 8)
-    call("run", "own-stream", "sgd", "--plugin", plugin, "--tasks", 4, code=2)
-    assert "30 are asked for" not in refused("run", "own-stream", "sgd", "--plugin", plugin, "--n-test", 30)
+    own = ("run", "own-stream", "sgd", "--plugin", plugin, "--out", plugin.parent / "runs")
+    assert "has 3 tasks; 4 are asked for" in refused(*own, "--tasks", 4)
+    assert "30 examples are asked for; there are 20" in refused(*own, "--n-test", 30)
 
 
 def test_the_default_network_fits_the_stream(plugin: Path) -> None:
