@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clients finetune docs screenshots clean
+.PHONY: demo test test-lowest lint bench clients finetune docs screenshots release-check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -49,6 +49,22 @@ lint: .venv/ready
 test: lint
 	$(BIN)/python -m pytest
 
+# With the lowest versions of everything. TORCH=2.13.0 takes another torch where 2.6 cannot be had.
+.venv-lowest/ready: pyproject.toml constraints-lowest.txt
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' constraints-lowest.txt > .venv-lowest/constraints.txt
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check hatchling editables
+	.venv-lowest/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --constraint .venv-lowest/constraints.txt --editable '.[lab]' pytest
+	touch $@
+
+test-lowest: .venv-lowest/ready
+	.venv-lowest/bin/python -m pytest $(TESTS)
+
+# What a release consists of: built, read by twine, installed into a clean environment and run from there.
+release-check: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt build twine
+	$(BIN)/python -m tools.release_check
+
 bench: .venv/ready
 	$(BIN)/python benchmarks/peak_memory.py
 	$(BIN)/sketchogd bench
@@ -59,4 +75,4 @@ finetune: .venv/clients
 	HF_HUB_OFFLINE=1 $(BIN)/python examples/finetune_minilm.py
 
 clean:
-	rm -rf .venv dist build
+	rm -rf .venv .venv-lowest dist build

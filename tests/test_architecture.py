@@ -32,6 +32,8 @@ FILES = files()
 def part_of(module):
     """Which part: "library", "lab", "paper", "cli" or "tools"."""
     first, _, rest = module.partition(".")
+    if module == "sketchogd.__main__":
+        return "cli"  # `python -m sketchogd`; importing the library does not import it
     return "tools" if first == "tools" else rest.split(".")[0] if rest.split(".")[0] in PARTS else "library"
 
 

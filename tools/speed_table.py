@@ -1,4 +1,4 @@
-"""The table of speeds on docs/speed.md, from what `sketchogd bench --json` wrote; `tools.results` writes and checks it.
+"""The table of speeds on docs/speed.md, from what `sketchogd bench --save` wrote; `tools.results` writes and checks it.
 
 Rows are found in the files by the name of the measurement; one that a file does not have is a dash.
 """

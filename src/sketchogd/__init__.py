@@ -54,7 +54,7 @@ from .sketch import (
 )
 from .sketch.testmatrix import Gaussian, SparseSign
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AllRows",

@@ -1,8 +1,10 @@
-"""The command line: `sketchogd`, or `python -m sketchogd.cli`. Needs the extra `sketchogd[lab]`.
+"""The command line: `sketchogd`, or `python -m sketchogd`. The report's figures need the extra `sketchogd[lab]`.
 
-* `show`: tables, JSON and progress bars
-* `options`: option types and the guard that commands share
-* `run`: demo, run and reproduce; `run_table`: the table that they print
+* `show/`: tables in several forms, and progress
+* `options/`: option types, what shells complete, the help, and the guard that commands share
+* `carry_out`: what can be done is checked, then done, then printed
+* `run`: demo, run and reproduce
+* `protect_check`: what protects a user's model, before training
 * `report`, `inspect`, `bench`, `data`, `merge`: one command each
 * `app`: all of them, in the order of the help
 """
@@ -18,7 +20,7 @@ except ModuleNotFoundError as missing:
 
     def app(*_: Any, **__: Any) -> None:  # type: ignore[misc]
         """Say what is missing."""
-        raise SystemExit(f"the command line needs {needed}: pip install 'sketchogd[lab]'")
+        raise SystemExit(f"the command line needs {needed}: pip install {needed}")
 
 
 __all__ = ["app"]

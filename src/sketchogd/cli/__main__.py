@@ -1,6 +1,6 @@
-"""`python -m sketchogd.cli`."""
+"""`python -m sketchogd.cli`, which is `python -m sketchogd`."""
 
 from sketchogd.cli import app
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="sketchogd")

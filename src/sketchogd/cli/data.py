@@ -6,30 +6,38 @@ from typing import Annotated
 import typer
 
 from sketchogd.cli import show
-from sketchogd.cli.options import Json, friendly
+from sketchogd.cli.options import Format, Json, completion, form_of, friendly
+from sketchogd.cli.show import Form
 from sketchogd.lab.data import datasets
 from sketchogd.lab.names import unknown
 
 
 @friendly
 def data(
-    folder: Annotated[Path | None, typer.Option(help="Where to look; by default $SKETCHOGD_DATA.")] = None,
-    download: Annotated[str | None, typer.Option(help="Fetch this data set into the folder first.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to look. Default: what $SKETCHOGD_DATA names.")
+    ] = None,
+    download: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Fetch this data set into the folder first.", autocompletion=completion.dataset
+        ),
+    ] = None,
+    format: Format = Form.table,
     json_: Json = False,
 ) -> None:
     """Which data sets are here, checked against their checksums."""
+    form = form_of(format, json_)
     if download is not None:
         if download not in datasets.NAMES:
             raise ValueError(unknown("data set", download, datasets.NAMES))
         if folder is None:
             raise ValueError("say where to put it: --folder FOLDER")
-        with show.err.status(f"downloading {download}"):
+        with show.waiting(f"downloading {download}"):
             datasets.download(download, folder)
-    with show.err.status("checking"):
+    with show.waiting("checking"):
         found = datasets.available(folder)
     rows = [{"name": a.name, "ready": a.ready, "verified": a.verified, "where": a.where, "note": a.note} for a in found]
-    if json_:
-        show.as_json(rows)
-    else:
-        yes = {True: "yes", False: "no"}
-        show.table("data sets", rows, {"name": str, "ready": yes.__getitem__, "verified": yes.__getitem__, "note": str})
+    yes = {True: "yes", False: "no"}
+    columns: show.Columns = {"name": str, "ready": yes.__getitem__, "verified": yes.__getitem__, "note": str}
+    show.table("data sets", rows, columns, form)

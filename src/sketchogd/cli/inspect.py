@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sketchogd import schema, theory
 from sketchogd.cli import show
-from sketchogd.cli.options import Json, friendly
+from sketchogd.cli.options import Format, Json, form_of, friendly
+from sketchogd.cli.show import Form
 from sketchogd.errors import StorageError
 from sketchogd.memory.metadata import SKETCH
 from sketchogd.memory.state import left_out, load_sketches, own_tensors, sketch_diagnostics, stored_sketch
@@ -24,9 +25,12 @@ from sketchogd.storage import restore
 
 @friendly
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A file that Protection.save wrote.")], json_: Json = False
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A file that Protection.save wrote.")],
+    format: Format = Form.table,
+    json_: Json = False,
 ) -> None:
     """What is in a memory file: what it remembers, how well, where the bytes are, and which sketch would be best."""
+    form = form_of(format, json_)
     found = restore.describe(path)
     meta, tensors = restore.read(path)
     leading = {
@@ -37,13 +41,12 @@ def inspect(
     sketches = sketches_of(meta, tensors)
     diagnoses = {name: sketch_diagnostics(sketch) for name, sketch in sketches.items()}
     recommended = advice(sketches["sketch"]) if "sketch" in meta else None
-    if json_:
-        plain = None if recommended is None else {k: v for k, v in asdict(recommended).items() if k != "test_matrix"}
-        show.as_json({**found, "leading_values": leading, "diagnostics": diagnoses, "advice": plain})
-        return
-    protected = sum(math.prod(entry["shape"]) for entry in found["parameters"])
-    show.out.print(f"memory of {found['memory']}: {found['examples']:,} examples, {protected:,} protected parameters")
-    show.out.print(f"settings: {json.dumps(found.get('settings', {}))}")
+    plain = None if recommended is None else {k: v for k, v in asdict(recommended).items() if k != "test_matrix"}
+    whole = {**found, "leading_values": leading, "diagnostics": diagnoses, "advice": plain}
+    if form is Form.table:
+        protected = sum(math.prod(entry["shape"]) for entry in found["parameters"])
+        show.say(f"memory of {found['memory']}: {found['examples']:,} examples, {protected:,} protected parameters")
+        show.say(f"settings: {json.dumps(found.get('settings', {}))}")
     rows = [
         {
             "name": name,
@@ -54,11 +57,14 @@ def inspect(
         for name, entry in found["tensors"].items()
     ]
     rows.append({"name": "total", "shape": "", "bytes": found["nbytes"], "leading values": ""})
-    show.table(str(path), rows, {"name": str, "shape": str, "bytes": show.bytes_cell, "leading values": str})
+    columns: show.Columns = {"name": str, "shape": str, "bytes": show.bytes_cell, "leading values": str}
+    show.table(str(path), rows, columns, form, whole)
+    if form is not Form.table:
+        return
     for name, diagnosis in diagnoses.items():
-        show.out.print(f"{name}: {in_words(diagnosis)}", highlight=False)
+        show.say(f"{name}: {in_words(diagnosis)}")
     if recommended is not None:
-        show.out.print(f"at the same bytes: {recommended.reason}", highlight=False)
+        show.say(f"at the same bytes: {recommended.reason}")
 
 
 def sketches_of(meta: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, Sketch]:

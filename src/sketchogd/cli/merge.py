@@ -10,7 +10,7 @@ from torch import Tensor
 from sketchogd import storage
 from sketchogd.cli import show
 from sketchogd.cli.inspect import sketches_of
-from sketchogd.cli.options import friendly
+from sketchogd.cli.options import Json, friendly
 from sketchogd.errors import StorageError
 from sketchogd.storage import restore
 
@@ -22,9 +22,9 @@ State = tuple[dict[str, Any], dict[str, Tensor]]
 
 @friendly
 def merge(
-    files: Annotated[list[Path], typer.Argument(help="Two or more files that Protection.save wrote.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a sentence.")] = False,
+    files: Annotated[list[Path], typer.Argument(metavar="FILES", help="Two or more files that Protection.save wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")],
+    json_: Json = False,
 ) -> None:
     """Merge memories of one model that were trained apart into one that protects what each remembers.
 
@@ -37,7 +37,7 @@ def merge(
     if json_:
         show.as_json({"output": str(output), "memory": meta["memory"], "examples": meta["examples"]})
     else:
-        show.out.print(f"{output}: memory of {meta['memory']}, {meta['examples']:,} examples of {len(files)} files")
+        show.say(f"{output}: memory of {meta['memory']}, {meta['examples']:,} examples of {len(files)} files")
 
 
 def merged(named: Sequence[tuple[str, State]]) -> State:

@@ -21,12 +21,13 @@ from sketchogd.lab.models import LeNet, mlp
 from sketchogd.lab.runs.config import RunConfig, Training
 from sketchogd.lab.runs.grid import run_grid
 from sketchogd.lab.runs.train import fit, run
-from sketchogd.lab.streams import Task, benchmark, from_datasets
+from sketchogd.lab.streams import Stream, Task, benchmark, from_datasets, register_stream
 
 __all__ = [
     "LeNet",
     "Learner",
     "RunConfig",
+    "Stream",
     "Task",
     "Training",
     "benchmark",
@@ -36,6 +37,7 @@ __all__ = [
     "method",
     "mlp",
     "register",
+    "register_stream",
     "run",
     "run_grid",
 ]

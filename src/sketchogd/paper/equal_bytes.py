@@ -69,7 +69,9 @@ def equal_bytes(
     for name in methods or ():
         if name not in KINDS:
             raise ValueError(unknown("method", name, KINDS))
-    usual = [name for name in KINDS if name not in ("sgd", "ogd", "gradient-ogd", "both", "a-gem-published")]
+    # The stored results have the layer memory of version 0.1, `layer-sketch`.
+    others = ("sgd", "ogd", "gradient-ogd", "both", "a-gem-published", "layer-memory")
+    usual = [name for name in KINDS if name not in others]
     given = None if budget is None else parse_bytes(budget)
     runs = []
     for seed in range(seeds):

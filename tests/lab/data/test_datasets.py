@@ -147,7 +147,9 @@ def test_files_with_another_checksum_are_refused(small_mnist: tuple) -> None:
 
 
 def test_missing_files_are_named_with_where_to_put_them(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz.*/fashion-mnist.*download\('fashion-mnist'"):
+    with pytest.raises(
+        DataError, match=r"train-images-idx3-ubyte\.gz.*/fashion-mnist.*sketchogd data --download fashion-mnist"
+    ):
         datasets.load("fashion-mnist", tmp_path)
     with pytest.raises(DataError, match=r"cifar-100-python\.tar\.gz"):
         datasets.load("cifar100", tmp_path)

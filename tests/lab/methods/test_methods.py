@@ -45,6 +45,7 @@ NAMES = [
     "fd-ogd",
     "ipca-ogd",
     "layer-sketch",
+    "layer-memory",
     "gpm",
     "both",
     "a-gem",

@@ -56,12 +56,14 @@ def test_side_by_side_has_a_target_on_a_cpu_and_the_graph_has_one_on_a_gpu(monke
 def test_the_command_prints_a_dash_for_no_verdict(monkeypatch, tmp_path):
     found = [Ratio("good", 2.0, 1.0), Ratio("bad", 2.0, 1.0, at_least=False), Ratio("neither", 2.0, None)]
     monkeypatch.setattr(speed, "measure", lambda *args, **kwargs: found)
-    printed = CliRunner().invoke(app, ["bench", "--json", str(tmp_path / "out.json")]).stdout
+    printed = CliRunner().invoke(app, ["bench", "--save", str(tmp_path / "out.json")]).stdout
     rows = {words[0]: words[1:] for line in printed.splitlines() if (words := line.split())}
     assert rows["good"] == ["2", "≥", "1", "yes"]
     assert rows["bad"] == ["2", "≤", "1", "no"]
     assert rows["neither"] == ["2", "–", "–"]
-    assert [ratio["met"] for ratio in json.loads((tmp_path / "out.json").read_text())["ratios"]] == [True, False, None]
+    saved = json.loads((tmp_path / "out.json").read_text())
+    assert [ratio["met"] for ratio in saved["ratios"]] == [True, False, None]
+    assert json.loads(CliRunner().invoke(app, ["bench", "--json"]).stdout) == saved
 
 
 def test_the_fastest_turn_counts(monkeypatch):
@@ -163,7 +165,7 @@ def test_the_module_runs_without_the_command_line_libraries(tmp_path):
     code = (
         "import sys, runpy\n"
         "sys.modules.update(dict.fromkeys(('typer', 'rich', 'matplotlib')))\n"
-        f"sys.argv = ['speed', '--quick', '--only', 'project', '--json', {str(tmp_path / 'out.json')!r}]\n"
+        f"sys.argv = ['speed', '--quick', '--only', 'project', '--save', {str(tmp_path / 'out.json')!r}]\n"
         "runpy.run_module('sketchogd.lab.speed', run_name='__main__')"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)

@@ -360,3 +360,13 @@ def test_a_config_with_validation_has_a_name_a_record_and_a_stream_of_its_own():
     assert held.name == "split-mnist/sgd,validation=0.1/seed-0"
     assert [len(y) for _, y in (stream_of(plain).train(0), stream_of(plain).test(0))] == [100, 20]
     assert [len(y) for _, y in (stream_of(held).train(0), stream_of(held).test(0))] == [90, 10]
+
+
+def test_streams_and_tasks_are_described_in_one_line() -> None:
+    stream = streams.benchmark("split-mnist", n_train=40, n_test=20)
+    assert repr(stream) == "Stream('split-mnist': 5 tasks, 2 classes, 1 head)"
+    assert repr(stream[0]) == "Task('classes 0–1': 40 to train, 20 to test, inputs (1, 32, 32), 2 classes)"
+    assert repr(stream[:1]) == "Stream('split-mnist': 1 task, 2 classes, 1 head)"
+    own = streams.from_datasets([stream[0], stream[1]], own_heads=True, name="mine")
+    assert repr(own) == "Stream('mine': 2 tasks, 2 classes, 2 heads)"
+    assert repr(own[1]).endswith("2 classes, head 1)")

@@ -101,6 +101,6 @@ def instructions(name: str, root: Path | None = None) -> str:
     files = ", ".join(published.name for published in PUBLISHED[name])
     more = " (or the folder extracted from it, or cifar100-*.npz parts)" if name == "cifar100" else ""
     return (
-        f"Put {files}{more} into {place}, or call "
-        f"sketchogd.lab.datasets.download({name!r}, {str(root) if root is not None else 'FOLDER'!r})."
+        f"Put {files}{more} into {place}, or get it: "
+        f"sketchogd data --download {name} --folder {root if root is not None else 'FOLDER'}"
     )

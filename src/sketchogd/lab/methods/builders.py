@@ -261,6 +261,26 @@ def _layers(settings: Method, setup: Setup) -> Learner:
 
 
 @register(
+    "layer-memory",
+    "so.LayerMemory with the defaults of the library: partial traces, strength relative to the spread of the outputs",
+    title="LayerMemory",
+    sizes=["rank"],
+    rank=200,
+    ridge=None,
+    strength=None,
+    damping=None,
+    outputs=True,
+    energy=1.0,
+    output=None,
+    anchor_dtype=None,
+    curvature="traces",
+)
+def _layer_memory(settings: Method, setup: Setup) -> Learner:
+    """What Python users have; `layer-sketch` is the memory of version 0.1, which the stored results are of."""
+    return protected(settings, setup, layer_memory(settings, setup), remembered=_remembered(settings))
+
+
+@register(
     "gpm",
     "GPM, streaming: inputs of each layer only, hard",
     title="GPM",

@@ -26,7 +26,7 @@ def room(settings: Method, setup: Setup) -> int:
     if settings.budget <= copies:
         raise ValueError(
             f"{settings.name}: a budget of {settings.budget:,} bytes does not even hold the copy of the weights "
-            f"({copies:,} bytes) that it needs; raise it, or use every=1 and, for layer-sketch, a ridge, or "
+            f"({copies:,} bytes) that it needs; raise it, or use every=1 and, for a layer memory, a ridge, or "
             "anchor_dtype=int8"
         )
     return settings.budget - copies

@@ -113,8 +113,8 @@ KINDS: dict[str, Kind] = {}
 
 FIRST = (
     *("sgd", "ogd", "random-ogd", "pca-ogd", "sketchogd-1", "sketchogd-2", "sketchogd-3", "sketchogd"),
-    *("sketchogd-blocks", "sketchogd-pull", "gradient-ogd", "layer-sketch", "gpm", "fd-ogd", "ipca-ogd"),
-    *("ewc", "si", "a-gem", "replay"),
+    *("sketchogd-blocks", "sketchogd-pull", "gradient-ogd", "layer-memory", "layer-sketch", "gpm"),
+    *("fd-ogd", "ipca-ogd", "ewc", "si", "a-gem", "replay"),
 )
 """The methods that tables list first, in their order there. The order of `KINDS` is that of runs, and differs."""
 

@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from sketchogd import __version__
 from sketchogd.lab.data.fileformats import DataError, read_npz
 from sketchogd.lab.records import checkpoint, schema
 from sketchogd.lab.records.digests import config_digest, identity, intact
@@ -93,14 +93,10 @@ class Run:
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     """What a run's numbers may depend on besides its config: versions, machine, device and threads."""
     chosen = torch.device(device)
-    try:
-        own = metadata.version("sketchogd")
-    except metadata.PackageNotFoundError:
-        own = "not installed"
     name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.processor() or platform.machine()
     return {
         "versions": {
-            "sketchogd": own,
+            "sketchogd": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,

@@ -1,6 +1,8 @@
 """Runs: a method trained on a stream, from its config to its record.
 
 * `config`: a run, named completely
+* `plugins`: methods, streams and measurements of a user
+* `possible`: whether a run can be carried out, before anything is trained
 * `train`: the training loop of one run
 * `evaluate`: output heads, and how many test examples a model gets right
 * `clock`: where the time goes

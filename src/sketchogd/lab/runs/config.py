@@ -127,8 +127,8 @@ def model_for(stream: Stream, seed: int) -> nn.Module:
     return lenet_for(stream, seed) if images else mlp_for(stream, seed)
 
 
-def default_method(name: str, benchmark: str, **settings: Any) -> Method:
-    """A method with its usual settings, or with those tuned for the benchmark; `settings` override both.
+def default_method(name: str, benchmark: str, *, tuned: bool = True, **settings: Any) -> Method:
+    """A method with those settings that are tuned for the benchmark, or with its usual ones; `settings` override both.
 
     A ridge replaces the tuned strength. The anchor of a layer memory is kept as its budget asks for (`anchor_for`),
     unless something is said about it.
@@ -138,14 +138,18 @@ def default_method(name: str, benchmark: str, **settings: Any) -> Method:
     """
     known = record(benchmark)
     budget = settings.get("budget")
-    if name == "layer-sketch" and budget is not None and not settings.keys() & {"ridge", "anchor_dtype"}:
+    if (
+        name in ("layer-sketch", "layer-memory")
+        and budget is not None
+        and not settings.keys() & {"ridge", "anchor_dtype"}
+    ):
         p = known.parameters
         anchor = ANCHORS[anchor_for(budget, (4 * p, p, 0))]
         settings |= anchor
         if "ridge" in anchor and settings.get("every") is None:
             settings["every"] = 1  # projecting several steps together would need a copy of the weights
-    tuned = {} if settings.get("ridge") is not None else known.tuned.get(name, {})
-    return method(name, **{**tuned, **settings})
+    best = known.tuned.get(name, {}) if tuned and settings.get("ridge") is None else {}
+    return method(name, **{**best, **settings})
 
 
 def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:

@@ -7,7 +7,6 @@ killed begins again.
 """
 
 import gc
-import importlib
 import multiprocessing
 import queue
 import time
@@ -23,6 +22,7 @@ from sketchogd.lab import records
 from sketchogd.lab.records import State
 from sketchogd.lab.runs import train
 from sketchogd.lab.runs.config import RunConfig
+from sketchogd.lab.runs.plugins import load
 from sketchogd.lab.runs.sidebyside import group, partition
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -76,15 +76,15 @@ def run_grid(
         devices: where to train, used in turn.
         data_folder: where data sets are that are not part of the package.
         listener: told of progress.
-        plugins: names of modules that every process imports before its runs, because importing them registers methods
-            or measurements.
+        plugins: names of modules, or paths of Python files, that every process imports before its runs, because
+            importing them registers methods, streams or measurements.
 
     Raises:
         ImportError: a plugin cannot be imported; nothing is started.
         RecordError: a folder holds a run of another config, which must not be overwritten; nothing is started.
         ValueError: two configs have the same folder, or `jobs` is less than 1.
     """
-    _import(plugins)
+    load(plugins)
     folder = Path(root)
     by_name = {config.name: config for config in configs}
     if len(by_name) < len(configs) or jobs < 1:
@@ -192,15 +192,10 @@ def _one_by_one(work: Sequence[Work], tell: Listener) -> list[Outcome]:
     return [outcome for each in work for outcome in _do(each, tell)]
 
 
-def _import(plugins: Sequence[str]) -> None:
-    for name in plugins:
-        importlib.import_module(name)
-
-
 def _in_process(work: Work, names: Sequence[str], plugins: Sequence[str], news: Any) -> None:
     torch.set_num_threads(1)
     try:
-        _import(plugins)
+        load(plugins)
         outcomes = _do(work, news.put)
     except KeyboardInterrupt:
         outcomes = [Outcome(name, "failed", "interrupted") for name in names]

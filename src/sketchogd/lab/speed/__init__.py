@@ -1,6 +1,6 @@
 """How fast the library is, as ratios to limits measured in the same process.
 
-    python -m sketchogd.lab.speed --device cuda --json speed.json
+    python -m sketchogd.lab.speed --device cuda --save speed.json
 
 `measure` runs everything; a group that fails is reported as failed, and the others go on.
 

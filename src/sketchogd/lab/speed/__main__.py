@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", choices=groups())
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
-    parser.add_argument("--json", type=Path, help="write machine, versions and ratios here")
+    parser.add_argument("--save", type=Path, help="write machine, versions and ratios here as JSON")
     options = parser.parse_args()
     found = measure(
         options.device,
@@ -22,9 +22,9 @@ def main() -> None:
         only=options.only,
         tell=lambda word: print(word, file=sys.stderr, flush=True),
     )
-    if options.json is not None:
+    if options.save is not None:
         written = {"machine": machine(options.device), "quick": options.quick, "ratios": [r.as_dict() for r in found]}
-        options.json.write_text(json.dumps(written, indent=2) + "\n")
+        options.save.write_text(json.dumps(written, indent=2) + "\n")
     for ratio in found:
         verdict = {True: "ok", False: "MISS", None: "–"}[ratio.met]
         print(f"{verdict:4} {ratio.name:58} {ratio.value:8.3f} {ratio.wanted:8} {ratio.unit_note}")

@@ -5,10 +5,12 @@
 * `streams`: rotated, permuted, split and drifting streams, and streams from your own data
 * `benchmark`: what a benchmark is, as one record
 * `benchmarks/`: the benchmarks, one file each
+* `registration`: a stream of your own as a benchmark
 """
 
 from sketchogd.lab.streams.benchmark import Benchmark, Training
 from sketchogd.lab.streams.benchmarks import BENCHMARKS, benchmark, record
+from sketchogd.lab.streams.registration import register_stream
 from sketchogd.lab.streams.streams import (
     Stream,
     Task,
@@ -33,6 +35,7 @@ __all__ = [
     "held_out",
     "permuted",
     "record",
+    "register_stream",
     "rotated",
     "split",
     "validation",

@@ -47,7 +47,7 @@ class Benchmark:
     Args:
         name: as in configs and on the command line.
         title: as in tables and figures.
-        dataset: a name for `datasets.load`.
+        dataset: a name for `datasets.load`; None where the stream has data of its own, and is called without images.
         stream: stream(images, seed=, tasks=, n_train=, n_test=, **options) builds the tasks from labelled images;
             n_train and n_test count examples per task. None means all of them, and the benchmark's number of tasks.
         network: the network that runs train, from the stream and the seed of the run.
@@ -65,7 +65,7 @@ class Benchmark:
 
     name: str
     title: str
-    dataset: str
+    dataset: str | None
     stream: Callable[..., Stream]
     network: Network
     parameters: int

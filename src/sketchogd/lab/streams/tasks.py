@@ -22,6 +22,12 @@ class Task:
     classes: int
     head: int = 0
 
+    def __repr__(self) -> str:
+        """Name, sizes and shapes; the tensors would fill pages."""
+        sizes = f"{len(self.y_train):,} to train, {len(self.y_test):,} to test"
+        head = f", head {self.head}" if self.head else ""
+        return f"Task({self.name!r}: {sizes}, inputs {tuple(self.x_train.shape[1:])}, {self.classes} classes{head})"
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -46,6 +52,12 @@ class Stream(Sequence[Task]):
 
     def __len__(self) -> int:
         return len(self.recipes)
+
+    def __repr__(self) -> str:
+        """Name, number of tasks, classes and heads; nothing is built."""
+        counts = [(len(self), "task"), (self.classes, "class"), (self.heads, "head")]
+        words = [f"{n} {word}{('es' if word.endswith('s') else 's') * (n != 1)}" for n, word in counts]
+        return f"Stream({self.name!r}: {', '.join(words)})"
 
     @overload
     def __getitem__(self, index: int) -> Task: ...

@@ -44,7 +44,7 @@ def _pieces(configs: Sequence[RunConfig], most: int, room: int | None) -> Iterat
     piece: list[RunConfig] = []
     taken = 0
     for config in configs:
-        size = _expected_bytes(config)
+        size = expected_bytes(config)
         if piece and (len(piece) == most or (room is not None and taken + size > room)):
             yield piece
             piece, taken = [], 0
@@ -62,12 +62,12 @@ def projects(config: RunConfig) -> bool:
     return KINDS[config.method.name].every != 1
 
 
-def _expected_bytes(config: RunConfig) -> int:
+def expected_bytes(config: RunConfig) -> int:
     """Estimate of the bytes that a method keeps, from its settings alone."""
     chosen = config.method
     if chosen.budget is not None:
         return chosen.budget
-    if chosen.name in ("layer-sketch", "gpm"):
+    if chosen.name in ("layer-sketch", "layer-memory", "gpm"):
         return 32 << 20
     known, options = record(config.benchmark), chosen.options
     p, T = known.parameters, known.tasks

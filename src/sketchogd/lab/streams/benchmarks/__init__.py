@@ -73,6 +73,6 @@ def benchmark(
         if key not in chosen.options:
             taking = [other.name for other in BENCHMARKS.values() if key in other.options]
             raise ValueError(f"{key} is an option of {', '.join(taking) or 'no benchmark'}; {name} has none")
-    images = datasets.load(chosen.dataset, data_folder)
-    stream = chosen.stream(images, seed=seed, tasks=tasks, n_train=n_train, n_test=n_test, **given)
+    images = [] if chosen.dataset is None else [datasets.load(chosen.dataset, data_folder)]
+    stream = chosen.stream(*images, seed=seed, tasks=tasks, n_train=n_train, n_test=n_test, **given)
     return Stream(name, stream.recipes)

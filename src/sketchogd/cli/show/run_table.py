@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sketchogd.cli.show import bytes_cell, signed, three_decimals
+from sketchogd.cli.show.cells import bytes_cell, signed, three_decimals
 from sketchogd.lab import records
 from sketchogd.lab.pages.reference import Reference
 from sketchogd.lab.records import bundles, metrics
