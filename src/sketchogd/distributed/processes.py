@@ -6,10 +6,12 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from .. import __version__
 from ..errors import ProtectionError
 from ..memory import GradientMemory, Memory
+from ..model.layers import TRANSPOSED, Layer, find_layers
 from ..model.parameters import ProtectedParameters
 from ..storage import atomic, file, restore
 from . import checkpoint
@@ -19,6 +21,22 @@ from .observe import Sharing, sharing_for
 from .samplers import own_examples
 from .shards import FlatShard, ParameterShards, gathered, mesh_of
 from .team import Batch, Team
+
+
+def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """The processes of a mesh."""
+    if mesh.ndim == 1:
+        return mesh.get_group(0)
+    if mesh.size() == dist.get_world_size() and dist.group.WORLD is not None:
+        return dist.group.WORLD
+    raise ValueError(
+        f"the model's mesh of {mesh.ndim} dimensions has {mesh.size()} of {dist.get_world_size()} processes; pass "
+        "group=, a process group of just these: torch.distributed.new_group(mesh.mesh.flatten().tolist())"
+    )
+
+
+def _has_split_inputs(layer: Layer) -> bool:
+    return layer.kind in TRANSPOSED and not layer.tokens
 
 
 class Processes(Team):
@@ -40,7 +58,7 @@ class Processes(Team):
     ) -> None:
         mesh = mesh_of(parameters.tensors)
         if process_group is None and mesh is not None:
-            process_group = mesh.get_group(0)
+            process_group = _group_of(mesh)
         if process_group is None:
             if not dist.is_initialized():
                 raise ProtectionError(
@@ -55,7 +73,8 @@ class Processes(Team):
         told = [f"{name} {tuple(shape)} {t.dtype}" for name, shape, t in known]
         require_same(self.group, {"sketchogd": __version__, "shard": shard, **settings, "parameters": told})
         if parameters.split:
-            parameters.held_in(ParameterShards(parameters, self.group))
+            shards = self.group if mesh.ndim == 1 else Group(mesh.get_group(mesh.ndim - 1), parameters.device)
+            parameters.held_in(ParameterShards(parameters, shards, self.group))
         elif shard:
             parameters.held_in(FlatShard(parameters.p, self.group))
 
@@ -66,19 +85,18 @@ class Processes(Team):
         return Processes(parameters, self.group.process_group, False, {})
 
     def require_fit(self, memory: Memory) -> None:
-        """See `Team`: split parameters have gradient memories that project."""
-        if self.parameters.split and isinstance(memory, GradientMemory) and memory.rule.anchor is not None:
-            raise ValueError(
-                "a pull keeps a copy of the weights, which cannot be stored where those are split (FSDP2); use "
-                "rule=so.Project()"
-            )
+        """See `Team`: gradient sketches, and layer memories that are whole in every process."""
         if isinstance(memory, GradientMemory):
             return
-        if self.parameters.split:
-            raise ValueError(
-                "a layer memory needs whole weights, and those of this model are split (FSDP2); use a gradient sketch "
-                "such as so.ProductSketch(rank), which is split the same way"
-            )
+        anchor = memory.rule.anchor
+        if self.parameters.split and anchor is not None and anchor.in_span:
+            stored = [layer.name for layer in find_layers(self.parameters, True) if _has_split_inputs(layer)]
+            if stored:
+                raise ValueError(
+                    f"the weight of {stored[0]!r} is stored as (inputs, outputs), so FSDP2 splits it over its inputs, "
+                    'and no process could tell its coordinates alone; anchor_dtype="span" needs them. Use '
+                    'anchor_dtype="int8"'
+                )
         if isinstance(self.parameters.columns, FlatShard):
             raise ValueError(
                 "shard=True is for gradient sketches; a layer memory is small: every process keeps all of it"
