@@ -1,9 +1,6 @@
 """Layer memories of FSDP2 models against one process: networks, and what every process and the single one do."""
 
-import warnings
-
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 

@@ -69,6 +69,7 @@ class ParameterShards(Columns):
     def __init__(self, parameters: ProtectedParameters, group: Group, everyone: Group) -> None:
         self.group = group
         self.everyone = everyone
+        self.parts = group.size
         _require_fully_sharded(parameters)
         starts = [sum(shape.numel() for shape in parameters.shapes[:i]) for i in range(len(parameters))]
         pieces = zip(parameters.names, parameters.tensors, starts, strict=True)

@@ -199,7 +199,7 @@ class LayerMemory(Memory):
             kept = ("outputs", layer.fan_in) if layer.tokens else ("inputs", layer.fan_out)
             mine = dict(own.sketches())
             for part, sketch in found.sketches():
-                copies = division.copies * kept[1] if part == kept[0] else 0
+                copies = division.copies * -(-kept[1] // self.parameters.columns.parts) if part == kept[0] else 0
                 left += mine[part].cost(sketch.d, sketch.dtype.itemsize)
                 values, energy, share = sketch.spectrum()[0], sketch.energy, found.trace / whole if whole > 0 else 0.0
                 itemsize = sketch.dtype.itemsize

@@ -56,9 +56,9 @@ def excluding(*parts: str | nn.Module) -> Callable[[str, nn.Parameter], bool]:
 class ProtectedParameters:
     """An ordered, named subset of a model's parameters, in the order of `model.named_parameters()`.
 
-    A tied parameter counts once, under its first name. `names`, `shapes` and `p` describe the vector; `places`
-    says where each parameter is in it; `offsets` and `width` describe the part of it in this process; `columns` the part of a gradient sketch's rows in this process; `split` is
-    True if the parameters are DTensors.
+    A tied parameter counts once, under its first name. `names`, `shapes` and `p` describe the vector, and `places` says
+    where each parameter is in it; `offsets` and `width` describe its part in this process, `columns` the part of a
+    gradient sketch's rows; `split` is True if the parameters are DTensors.
 
     Raises:
         ValueError: nothing is selected, a glob matches nothing, or a parameter is complex or has no values yet.
@@ -169,7 +169,7 @@ class ProtectedParameters:
         torch._foreach_add_(weights, pieces, alpha=alpha)
 
     def reshard(self) -> None:
-        """Let go of parameters that a forward pass of FSDP2 has gathered, and put the split ones back in their place."""
+        """Free parameters that a forward pass of FSDP2 has gathered, and put the split ones back in their place."""
         if self.split:
             _reshard(self.model)
 

@@ -76,13 +76,13 @@ class Copy:
         """What was copied, up to rounding; with a span its part within."""
         return Copies([self]).stacks[0].tensors()[0]
 
-    @property
-    def kind(self) -> Hashable:
-        """Equal for copies that may be in one stack."""
+    def kind(self, shape: torch.Size) -> Hashable:
+        """Equal for copies that may be in one stack, given the shape of the parameter, of which this may be a part."""
         kind = self.scales is None, self.numbers.dtype, self.numbers.device
         if self.span is not None:
-            return *kind, len(self.numbers), self.span.basis.shape[1], self.span.transposed
-        return *kind, None if len(self.shape) == 1 else self.shape
+            turned = self.span.transposed
+            return *kind, shape[1:].numel() if turned else shape[0], self.span.basis.shape[1], turned
+        return *kind, None if len(shape) == 1 else shape
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
         """Its tensors, each with a suffix for the name of the parameter."""
@@ -214,14 +214,12 @@ class Copies(Sequence[Copy]):
         """Alike ones together."""
         if not self._copies:
             return []
-        kinds, device = [copy.kind for copy in self], self[0].numbers.device
-        sizes, columns = [copy.shape.numel() for copy in self], UNSPLIT
+        shapes, columns = [copy.shape for copy in self], UNSPLIT
         if self._parameters is not None and self._parameters.split:
-            # Of vectors all processes have the same stacks, since their scales are found together.
-            shapes, columns = self._parameters.shapes, self._parameters.columns
-            kinds = [(kind, shape) for kind, shape in zip(kinds, shapes, strict=True)]
-            sizes = [shape.numel() for shape in shapes]
-        found = alike(kinds, [4 * size for size in sizes], device)
+            # By whole shapes stacks are the same in all processes, which find the scales of vectors together.
+            shapes, columns = list(self._parameters.shapes), self._parameters.columns
+        kinds = [copy.kind(shape) for copy, shape in zip(self, shapes, strict=True)]
+        found = alike(kinds, [4 * shape.numel() for shape in shapes], self[0].numbers.device)
         return [Stack(places, [self[i] for i in places], columns) for places in found]
 
     def take_(self, tensors: Sequence[Tensor]) -> None:

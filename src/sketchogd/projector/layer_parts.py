@@ -49,9 +49,7 @@ class LayerPlace:
 Stacks = Sequence[tuple[LayerStack, list[LayerPlace]]]
 
 
-def replace_parts(
-    parameters: ProtectedParameters, stacks: Stacks, pieces: Sequence[Tensor], travelled: float
-) -> None:
+def replace_parts(parameters: ProtectedParameters, stacks: Stacks, pieces: Sequence[Tensor], travelled: float) -> None:
     """Overwrite this process's parts of weights and biases by their protected parts.
 
     Args:
@@ -66,8 +64,8 @@ def replace_parts(
         flat = [t for own in sums for t in own if t is not None]
         if flat:
             total = parameters.columns.total(torch.cat([t.reshape(-1) for t in flat]))
-            found = iter(zip(flat, total.split([t.numel() for t in flat]), strict=True))
-            sums = [tuple(None if t is None else _next(found) for t in own) for own in sums]
+            found = iter(total.split([t.numel() for t in flat]))
+            sums = [(_next(product, found), _next(bias, found)) for product, bias in sums]
         for (stack, places), (weights, biases), (product, bias) in zip(some, given, sums, strict=True):
             M = stacked(weights).mT if places[0].transposed else stacked(weights)
             n, whole = M.shape[2], bias if places[0].transposed else (stacked(biases) if biases else None)
@@ -125,6 +123,5 @@ def _portions(parameters: ProtectedParameters, stacks: Stacks) -> Iterator[Stack
         yield found
 
 
-def _next(found: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
-    like, total = next(found)
-    return total.view(like.shape)
+def _next(t: Tensor | None, totals: Iterator[Tensor]) -> Tensor | None:
+    return None if t is None else next(totals).view(t.shape)

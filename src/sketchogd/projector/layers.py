@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..linalg.stacks import alike, stacked
-from ..model.parameters import ProtectedParameters, local
+from ..model.parameters import ProtectedParameters
 from .base import Anchor, Projector
 from .kronecker import WHOLE, LayerProjector, LayerStack, Part
 from .layer_parts import LayerPlace, replace_parts
@@ -73,11 +73,11 @@ class LayersProjector(Projector):
             (type(layer), layer.kind, (shape[0], shape[1:].numel()), place.transposed, place.bias is None)
             for layer, place, shape in zip(layers, places, shapes, strict=True)
         ]
+        sizes = [self.parameters.dtype.itemsize * shape.numel() for shape in shapes]
         return [
-            (layers[found[0]].stack([layers[i] for i in found], self._part(places[found[0]])), [places[i] for i in found])
-            for found in alike(
-                keys, [self.parameters.dtype.itemsize * shape.numel() for shape in shapes], self.parameters.device
-            )
+            (layers[i].stack([layers[j] for j in found], self._part(places[i])), [places[j] for j in found])
+            for i, *more in alike(keys, sizes, self.parameters.device)
+            for found in [[i, *more]]
         ]
 
     def _part(self, place: LayerPlace) -> Part:

@@ -37,6 +37,9 @@ class Columns(ABC):
                 yield slice(held + start - part.start, held + stop - part.start), slice(start, stop)
                 start = stop
 
+    parts: int = 1
+    """Over how many processes a vector is split."""
+
     @abstractmethod
     def total(self, x: Tensor) -> Tensor:
         """Sum x over all processes that hold columns, in place; returns x."""
