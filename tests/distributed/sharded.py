@@ -131,11 +131,25 @@ OPTIMIZERS = {
 }
 
 
-def lifelong(name, net, rank, size, optimizer="sgd", every=1, steps=4, make=None, **memory):
+MEMORIES = {
+    "pull": lambda: so.LayerMemory(4, strength=3.0),
+    "exact": lambda: so.LayerMemory(50, strength=3.0),
+    "int8": lambda: so.LayerMemory(4, strength=3.0, anchor_dtype="int8"),
+    "span": lambda: so.LayerMemory(4, strength=3.0, anchor_dtype="span"),
+    "positions": lambda: so.LayerMemory(4, strength=3.0, curvature="positions"),
+    "shrink": lambda: so.LayerMemory(4, ridge=0.1),
+    "project": lambda: so.LayerMemory(4, rule=so.Project()),
+    "energy": lambda: so.LayerMemory(4, ridge=0.05, energy=0.9),
+    "inputs": lambda: so.LayerMemory(4, ridge=0.0, energy=0.95, outputs=False),
+    "inputs-pulled": lambda: so.LayerMemory(4, strength=3.0, outputs=False),
+    "gradients-pulled": lambda: so.GradientMemory(so.ProductSketch(8), strength=3.0),
+}
+
+
+def lifelong(name, net, rank, size, optimizer="sgd", every=1, steps=4, memory="pull"):
     """Two tasks, remembered and trained on; what must be equal in the end."""
     optimizer = OPTIMIZERS[optimizer](net.parameters())
-    make = make or (lambda: so.LayerMemory(4, strength=3.0, **memory))
-    protection = so.protect(net, optimizer, memory=make(), every=every)
+    protection = so.protect(net, optimizer, memory=MEMORIES[memory](), every=every)
     for task in (1, 2):
         alone = size < 0
         protection.remember(in_order(name, task, -size) if alone else dealt(name, task, rank, size))
@@ -174,3 +188,74 @@ def runs(rank, size, wanted, replicas=1):
     """{key: what `lifelong` finds} for [(key, name of a network, options)]."""
     mesh = mesh_of(size, replicas)
     return {key: lifelong(name, sharded(name, mesh), rank, size, **options) for key, name, options in wanted}
+
+
+# ---------------------------------------------------------------- files
+
+STORED = [("mlp", "pull"), ("mlp", "int8"), ("mlp", "span"), ("gpt2", "int8"), ("mlp", "gradients-pulled")]
+
+
+def begun(name, memory, net):
+    optimizer = OPTIMIZERS["adamw"](net.parameters())
+    return optimizer, so.protect(net, optimizer, memory=MEMORIES[memory](), every=2)
+
+
+def after(name, net, optimizer, protection, rank, size):
+    """Where steps lead from here, with an optimizer that knows nothing yet."""
+    train(name, net, optimizer, 5, rank, size)
+    protection.settle()
+    return {"weights": whole_weights(net), "forgetting": protection.forgetting()}
+
+
+def saved(rank, size, folder, replicas=1):
+    """Remember a task, move away from the anchor, save in both ways, and go on with another optimizer."""
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import save_file
+
+    found, mesh = {}, mesh_of(size, replicas)
+    for name, memory in STORED:
+        net, key = sharded(name, mesh), f"{name}-{memory}"
+        optimizer, protection = begun(name, memory, net)
+        protection.remember(dealt(name, 1, rank, size))
+        train(name, net, optimizer, 4, rank, size)
+        protection.save(f"{folder}/{key}.safetensors")
+        dcp.save({"memory": protection}, checkpoint_id=f"{folder}/{key}")
+        weights = {n: p.full_tensor().clone() for n, p in net.named_parameters()}
+        if rank == 0:
+            save_file(weights, f"{folder}/{key}.weights")
+        optimizer = OPTIMIZERS["adamw"](net.parameters())
+        protection.attach(optimizer)
+        found[key] = after(name, net, optimizer, protection, rank, size)
+        protection.detach()
+    return found
+
+
+def filled(net, folder, key):
+    """The network with the weights that were saved."""
+    from safetensors.torch import load_file
+    from torch.distributed.tensor import distribute_tensor
+
+    weights = load_file(f"{folder}/{key}.weights")
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            split = type(p).__name__ == "DTensor"
+            p.copy_(distribute_tensor(weights[name], p.device_mesh, p.placements) if split else weights[name])
+    return net
+
+
+def loaded(rank, size, folder, way, replicas=1):
+    """What `saved` finds, from the file or the checkpoint, in any number of processes; size 0 is one without FSDP2."""
+    import torch.distributed.checkpoint as dcp
+
+    found, mesh = {}, mesh_of(size, replicas) if size else None
+    for name, memory in STORED:
+        key = f"{name}-{memory}"
+        net = filled(network(name) if mesh is None else sharded(name, mesh), folder, key)
+        optimizer, protection = begun(name, memory, net)
+        if way == "file":
+            protection.load(f"{folder}/{key}.safetensors")
+        else:
+            dcp.load({"memory": protection}, checkpoint_id=f"{folder}/{key}")
+        found[key] = after(name, net, optimizer, protection, rank, max(size, 1))
+        protection.detach()
+    return found

@@ -19,7 +19,7 @@ from .agreement import require_same
 from .group import Group
 from .observe import Sharing, sharing_for
 from .samplers import own_examples
-from .shards import FlatShard, ParameterShards, gathered, mesh_of
+from .shards import FlatShard, ParameterShards, gathered, gathered_rows, mesh_of
 from .team import Batch, Team
 
 
@@ -135,7 +135,8 @@ class Processes(Team):
         self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """This process's part of a state from `to_checkpoint`, or from a file."""
-        return restore.unpadded(meta, checkpoint.as_local(self.parameters, tensors))
+        meta, tensors = restore.unpadded(meta, tensors)
+        return meta, checkpoint.as_local(self.parameters, tensors)
 
     def require_writable(self, path: str | os.PathLike[str]) -> None:
         """See `Team`; process 0 writes."""
@@ -147,12 +148,16 @@ class Processes(Team):
         self._all_or_none(check, f"writing {os.fspath(path)}")
 
     def save(self, path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Process 0 writes one file; split tensors come to it row by row."""
+        """Process 0 writes one file; split tensors come to it row by row, or one parameter after the other."""
         whole: dict[str, Tensor | None] = dict(tensors)
-        if self.parameters.columns.width < self.parameters.p or self.group.size > 1:
-            for name in tensors:
-                if checkpoint.has_columns(self.parameters, name):
-                    whole[name] = gathered(self.parameters.columns, tensors[name], self.group)
+        split, columns = checkpoint.with_rows(self.parameters), self.parameters.columns
+        for name, t in tensors.items():
+            if name in split and isinstance(columns, ParameterShards):
+                whole[name] = gathered_rows(t, self.parameters.shapes[split[name]][0], columns.group)
+            elif (columns.width < self.parameters.p or self.group.size > 1) and checkpoint.has_columns(
+                self.parameters, name
+            ):
+                whole[name] = gathered(columns, t, self.group)
 
         def write() -> None:
             if self.group.rank == 0:

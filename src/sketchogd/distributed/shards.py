@@ -158,6 +158,15 @@ def gathered(columns: Columns, rows: Tensor, group: Group) -> Tensor | None:
     return out
 
 
+def gathered_rows(t: Tensor, rows: int, group: Group) -> Tensor | None:
+    """Gather a tensor (rows, …) split as by `fully_shard`; returns it on the CPU in process 0, None elsewhere."""
+    each = -(-rows // group.size)
+    mine = t.new_zeros(each, *t.shape[1:])
+    mine[: len(t)] = t
+    whole = group.gather(mine)[:rows]
+    return whole.cpu() if group.rank == 0 else None
+
+
 def cut(columns: Columns, rows: Tensor) -> Tensor:
     """Return the columns of whole rows (m, d) that this process holds, (m, width)."""
     return torch.cat([rows[:, part.start : part.stop] for part in columns.ranges], dim=1)
