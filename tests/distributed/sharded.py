@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 import sketchogd as so
 
-from . import cases
+from . import cases, workers
 
 VOCABULARY, LENGTH, WIDTH = 11, 5, 8
 
@@ -66,7 +66,41 @@ def gpt2():
     return GPT2LMHeadModel(config).eval()
 
 
-NETWORKS = {"mlp": mlp, "transformer": Transformer, "convolutional": convolutional, "gpt2": gpt2}
+class Recurrent(nn.Module):
+    """Weights of no layer: of an LSTM, and a scale in front of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.cell, self.head = nn.Parameter(torch.ones(2)), nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(self.cell((1 + self.scale) * x.reshape(len(x), 3, 2))[0][:, -1])
+
+
+class Routed(nn.Module):
+    """Positions of all examples go through one of two slices of a parameter, so that calls mix examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.experts = nn.Linear(2, 4), nn.Parameter(torch.randn(2, 4, 4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = self.first(x.reshape(-1, 2))
+        out = torch.zeros_like(h)
+        for i in range(2):
+            rows = ((x.reshape(-1, 2)[:, 0] > 0) == bool(i)).nonzero().flatten()
+            out = out.index_add(0, rows, torch.tanh(h[rows] @ self.experts[i]))
+        return self.head(out.view(len(x), 3, 4).mean(1))
+
+
+def normalised():
+    """With the statistics of a batch, so that examples are not independent."""
+    return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Tanh(), nn.Linear(4, 3))
+
+
+NETWORKS = {"recurrent": Recurrent, "routed": Routed, "normalised": normalised}
+NETWORKS |= {"mlp": mlp, "transformer": Transformer, "convolutional": convolutional, "gpt2": gpt2}
 
 
 def network(name):
@@ -87,8 +121,9 @@ def sharded(name, mesh):
     return fully_shard(net, mesh=mesh)
 
 
-def examples(name, task, n=18):
-    """(inputs, targets) of a task."""
+def examples(name, task):
+    """(inputs, targets) of a task; batches of several examples where they need each other."""
+    n = 16 if name == "normalised" else 18
     g = torch.Generator().manual_seed(task)
     if name in ("transformer", "gpt2"):
         tokens = torch.randint(0, VOCABULARY, (n, LENGTH), generator=g)
@@ -157,11 +192,8 @@ def lifelong(name, net, rank, size, optimizer="sgd", every=1, steps=4, memory="p
     protection.settle()
     found = {"weights": whole_weights(net), "examples": protection.memory.examples}
     found |= {"forgetting": protection.forgetting(), "leak": protection.leak}
-    found["displacement"] = protection.diagnostics()["displacement"]
-    found["nbytes"] = {
-        "memory": protection.memory.nbytes,
-        "reference": sum(h.nbytes for h in protection.held() if h.name.startswith("reference")),
-    }
+    found["displacement"], found["parts"] = protection.diagnostics()["displacement"], workers.projected(protection)
+    found["reference"] = sum(held.nbytes for held in protection.held() if held.name.startswith("reference"))
     protection.detach()
     return found
 
