@@ -224,7 +224,7 @@ def runs(rank, size, wanted, replicas=1):
 
 # ---------------------------------------------------------------- files
 
-STORED = [("mlp", "pull"), ("mlp", "int8"), ("mlp", "span"), ("gpt2", "int8"), ("mlp", "gradients-pulled")]
+STORED = [("mlp", "pull"), ("mlp", "int8"), ("mlp", "span"), ("mlp", "gradients-pulled")]
 
 
 def begun(name, memory, net):
@@ -239,13 +239,13 @@ def after(name, net, optimizer, protection, rank, size):
     return {"weights": whole_weights(net), "forgetting": protection.forgetting()}
 
 
-def saved(rank, size, folder, replicas=1):
+def saved(rank, size, folder, stored, replicas=1):
     """Remember a task, move away from the anchor, save in both ways, and go on with another optimizer."""
     import torch.distributed.checkpoint as dcp
     from safetensors.torch import save_file
 
     found, mesh = {}, mesh_of(size, replicas)
-    for name, memory in STORED:
+    for name, memory in stored:
         net, key = sharded(name, mesh), f"{name}-{memory}"
         optimizer, protection = begun(name, memory, net)
         protection.remember(dealt(name, 1, rank, size))
@@ -275,12 +275,12 @@ def filled(net, folder, key):
     return net
 
 
-def loaded(rank, size, folder, way, replicas=1):
+def loaded(rank, size, folder, stored, way, replicas=1):
     """What `saved` finds, from the file or the checkpoint, in any number of processes; size 0 is one without FSDP2."""
     import torch.distributed.checkpoint as dcp
 
     found, mesh = {}, mesh_of(size, replicas) if size else None
-    for name, memory in STORED:
+    for name, memory in stored:
         key = f"{name}-{memory}"
         net = filled(network(name) if mesh is None else sharded(name, mesh), folder, key)
         optimizer, protection = begun(name, memory, net)

@@ -132,7 +132,7 @@ class Layer:
 
 
 def layers_step(layers: Iterable[Layer], k: int, s: int = 4, measured: bool = False) -> Traffic:
-    """Return the traffic of one projection, two if the leak is measured, beside a sketch of rank k of other gradients."""
+    """Return the traffic of a projection, two if the leak is measured, with rank k for parameters of no layer."""
     numbers = sum(layer.summed for layer in layers) + k
     return Traffic(all_reduce=2 * s * numbers + 24 if measured else s * numbers + 8)
 
