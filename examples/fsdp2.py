@@ -1,4 +1,6 @@
-"""FSDP2: weights, optimizer state and gradient sketch are sharded over the processes; none is ever whole in one.
+"""FSDP2: weights, optimizer state and the weights that are pulled back to are sharded over the processes.
+
+The factors of a layer memory are small and whole in every process.
 
 torchrun --nproc-per-node 2 examples/fsdp2.py
 """
@@ -29,7 +31,7 @@ def sharded_mlp(device: torch.device) -> torch.nn.Module:
 def train(tasks, options, device: torch.device, protected: bool):
     model = sharded_mlp(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
-    protection = so.protect(model, optimizer, memory=so.ProductSketch(options.rank)) if protected else None
+    protection = so.protect(model, optimizer, memory=so.LayerMemory(options.rank)) if protected else None
     rank, size = dist.get_rank(), dist.get_world_size()
     for task in tasks:
         x, y = task.x_train[: options.examples].to(device), task.y_train[: options.examples].to(device)
@@ -42,7 +44,7 @@ def train(tasks, options, device: torch.device, protected: bool):
                 optimizer.step()
         if protection is not None:
             own = torch.arange(rank, options.remembered, size)
-            protection.remember([(x[own], y[own])])  # every process passes its own; all then process each one together
+            protection.remember([(x[part], y[part]) for part in own.split(50)])  # every process passes its own
     with torch.no_grad():
         scores = [float((model(t.x_test.to(device)).argmax(1).cpu() == t.y_test).float().mean()) for t in tasks]
     return scores, protection
@@ -50,7 +52,7 @@ def train(tasks, options, device: torch.device, protected: bool):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rank", type=int, default=100, help="rank of the sketch")
+    parser.add_argument("--rank", type=int, default=100, help="rank of the layer memory")
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=2, help="epochs per task")
     parser.add_argument("--examples", type=int, default=1000, help="examples per task")

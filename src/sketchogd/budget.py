@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from .memory import GradientMemory, LayerMemory, Memory
 from .memory.ranks import Division
-from .model.layers import find_layers
+from .model.layers import TRANSPOSED, find_layers
 from .model.parameters import ProtectedParameters, local
 from .optimizer.joint import correction_form
 from .optimizer.reference import ROUNDED, copies_nbytes
@@ -138,7 +138,8 @@ def memory_for(
     tensors = [local(t) for t in parameters.tensors]
     whole = int(parameters.columns.largest(copies_nbytes(tensors)))
     nbytes, nowhere = parse_bytes(budget, whole) - reserved, [None] * len(tensors)
-    layers = find_layers(parameters, True) if isinstance(parameters.columns, Whole) else []  # only gradients are split
+    sharded = not isinstance(parameters.columns, Whole) and not parameters.split  # so are gradient sketches only
+    layers = [] if sharded else find_layers(parameters, True)
     in_layers = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in layers)
     last, mean = min(1, corrections), max(0, corrections - 1)
 
@@ -152,10 +153,10 @@ def memory_for(
 
     if 2 * in_layers < parameters.p:
         if strength is not None:
-            if not isinstance(parameters.columns, Whole):
+            if sharded:
                 raise ValueError(
-                    "strength= is for a pull to a copy of the weights, and those of this model are split over "
-                    "processes (FSDP2): their gradients are sketched and projected hard. Leave strength= out"
+                    "strength= is for a layer memory, and with shard=True gradients are sketched, and projected hard. "
+                    "Leave strength= or shard= out"
                 )
             raise ValueError(
                 "strength= is for a layer memory, and most parameters of this model belong to no layer; give memory= "
@@ -163,8 +164,7 @@ def memory_for(
             )
         kept = whole if every > 1 else 0
         rank = _rank(nbytes, parameters, lambda k: GradientMemory(ProductSketch(k)), lambda _: kept, parameters.p)
-        split = not isinstance(parameters.columns, Whole)
-        about = "Parameters are split over processes" if split else "Most parameters belong to no layer"
+        about = "Sketches are split over processes" if sharded else "Most parameters belong to no layer"
         # In rows, not bytes: without a stored test matrix every sketch takes the bytes of its rows, and they count.
         advice = recommend(typical_spectrum(), vectors=rank, d=parameters.p)
         return Choice(
@@ -173,7 +173,9 @@ def memory_for(
             f"like that of other networks: {advice.reason}",
         )
     widths = [layer.width for layer in layers if layer.kind != "embedding"] + [layer.fan_out for layer in layers]
-    anchor = anchor_for(nbytes, [copies(i, nowhere) for i in range(2)], SPAN, FULL_SHARE)
+    # Parts of weights that are stored transposed have no coordinates of their own.
+    no_span = parameters.split and any(layer.kind in TRANSPOSED and not layer.tokens for layer in layers)
+    anchor = anchor_for(nbytes, [copies(i, nowhere) for i in range(2)], HARD if no_span else SPAN, FULL_SHARE)
 
     def memory(rank: int, division: Division | None = None) -> LayerMemory:
         own = ANCHORS[anchor]
@@ -185,7 +187,7 @@ def memory_for(
 
     # Sketches of the smallest rank may still be too large beside this anchor; the last kind is the smallest of all.
     smallest = min(SMALLEST_RANK, max(widths))
-    for more in (SPAN, HARD):
+    for more in (HARD,) if no_span else (SPAN, HARD):
         if memory(smallest).cost(parameters) + beside(smallest) > nbytes:
             anchor = more
     if strength is not None and anchor == HARD:
@@ -195,7 +197,8 @@ def memory_for(
         )
     rank = _rank(nbytes, parameters, memory, beside, max(widths))
     spans, each = memory(rank).spans(parameters), 2 + last + mean  # bytes of a coordinate: anchor, corrections
-    coordinates = sum(len(s.matrix(t)) * len(s.basis) for t, s in zip(tensors, spans, strict=True) if s is not None)
+    pairs = zip(tensors, spans, strict=True)
+    coordinates = parameters.most(sum(len(s.matrix(t)) * len(s.basis) for t, s in pairs if s is not None))
     division = Division(nbytes - beside(rank) + each * coordinates, each if coordinates else 0)
     return Choice(
         memory(rank, None if anchor == HARD else division),

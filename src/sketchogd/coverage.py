@@ -102,7 +102,7 @@ def unexplained(reading: Reading, layers: Sequence[Layer], seed: int) -> list[st
         return []
     every = reading.output is every_logit
     signs = next(reading.signs(1, seed) if every else sign_rows(outputs.detach(), 1, seed)).view_as(outputs)
-    wanted: list[Any] = [*tensors, *(use.edge for use in reading.uses)]
+    wanted: list[Any] = [*map(reading.gathered.tensor, tensors), *(use.edge for use in reading.uses)]
     found = torch.autograd.grad(outputs, wanted, signs, retain_graph=True, allow_unused=True)
     gradients = {id(t): g for t, g in zip(tensors, found, strict=False) if g is not None}
     uses: dict[str, list[tuple[Use, Tensor]]] = {}
@@ -132,12 +132,17 @@ def _summed(layer: Layer, gradients: dict[int, Tensor]) -> Tensor | None:
     bias = None if layer.bias is None else gradients.get(id(layer.bias))
     if weight is None and bias is None:
         return None
-    W = (torch.zeros_like(layer.weight) if weight is None else weight.to_dense()).flatten(1)
+    W = (_zeros(layer.weight) if weight is None else weight.to_dense()).flatten(1)
     if layer.kind == "conv1d of transformers":
         W = W.T
     if layer.bias is not None:
-        W = torch.cat([W, (torch.zeros_like(layer.bias) if bias is None else bias)[:, None]], 1)
+        W = torch.cat([W, (_zeros(layer.bias) if bias is None else bias)[:, None]], 1)
     return W if W.dtype.itemsize >= 4 else W.float()
+
+
+def _zeros(parameter: Tensor) -> Tensor:
+    """Zeros for all of a parameter, which may be split."""
+    return torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
 
 
 def _gradient(use: Use, delta: Tensor, dtype: torch.dtype) -> Tensor:

@@ -38,6 +38,27 @@ def test_the_figures_for_seven_billion_parameters():
             assert number(shown) == pytest.approx(expected, rel=6e-3), (name, R, shown, expected)
 
 
+def llama(k):
+    """The linear maps of 32 blocks, none of which has a bias."""
+    d, h = 4096, 11008
+    for o, i in [*[(d, d)] * 4, (h, d), (h, d), (d, h)] * 32:
+        yield cost.Layer(o, i, k, k, bias=False)
+
+
+def test_the_figures_for_a_layer_memory_of_seven_billion_parameters():
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in DOCS.read_text().splitlines()]
+    found = [cells for cells in found if len(cells) == 6 and cells[0].isdecimal()]
+    assert len(found) == 5
+    for k, R, *shown in found:
+        k, R, layers = int(k), int(R), list(llama(int(k)))
+        factors = sum(cost.memory(layer.o, k) + cost.memory(layer.w, k) for layer in layers)
+        anchor = sum(-(-layer.o // R) * (layer.w + 4) for layer in layers)
+        numbers = sum(k * (layer.o + layer.w) for layer in layers)
+        refresh = cost.layers_refresh(numbers, 2 * len(layers), sums=3)
+        expected = factors, anchor, cost.layers_step(layers, 0).sent(R), refresh.sent(R)
+        assert [number(cell) for cell in shown] == pytest.approx(expected, rel=6e-3), (k, R)
+
+
 def test_one_process_does_not_wait_for_imports_that_only_several_need():
     """The whole path of a protection in one process goes without DTensor, which takes a second to import."""
     code = """

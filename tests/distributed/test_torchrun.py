@@ -44,7 +44,8 @@ def test_the_fsdp2_example_runs():
     done = torchrun(str(ROOT / "examples" / "fsdp2.py"), *small)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "protected classes 0–1" in done.stdout
-    assert "56,401 of 112,802 columns in this process" in done.stdout
+    anchor = next(line for line in done.stdout.splitlines() if "reference.linear1.weight" in line)
+    assert "50 × 1024" in anchor  # of 100 rows
 
 
 def torchrun(*words, restarts=0):

@@ -30,8 +30,7 @@ def projected(protection):
         whole = torch.zeros_like(v)
         for here, there in columns.blocks(columns.d):
             whole[there] = mine[here]
-        dist.all_reduce(whole)
-        parts.append(whole)
+        parts.append(columns.total(whole))
     return torch.stack(parts)
 
 
@@ -79,7 +78,7 @@ def every_sketch(rank, size, all_with_fsdp):
             net = ddp()
             found[f"flat {key}"] = run(net, net.module, rank, size, make, **options, shard=True)
             # Every example takes a pass through the whole group, so usually only the paper's sketches go through this.
-            if (all_with_fsdp or name in cases.PAPER) and name != "pulled":
+            if all_with_fsdp or name in cases.PAPER:
                 net = fsdp(size)
                 found[f"fsdp {key}"] = run(net, net, rank, size, make, **options, n=FSDP_EXAMPLES)
     for name, make in {**cases.BLOCKS, **cases.LAYERS}.items():
@@ -221,10 +220,6 @@ def _refusals(rank, size, folder):
         "refused": {
             "other seed": reason(lambda: protected("ddp", size, so.ProductSketch(12, seed=rank))),
             "sharded layer memory": reason(lambda: protected("flat", size, so.LayerSketch(rank=5))),
-            "layer memory of split weights": reason(lambda: protected("fsdp", size, so.LayerSketch(rank=5))),
-            "pull of split weights": reason(
-                lambda: protected("fsdp", size, so.GradientMemory(so.ProductSketch(12), strength=3.0))
-            ),
             "layer memory that does not add up": reason(
                 lambda: protected("ddp", size, so.LayerSketch(rank=2, sketch=so.FrequentDirections))
             ),

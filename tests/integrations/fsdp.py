@@ -82,13 +82,17 @@ def resumed(rank, size, folder):
     return weights(model), weights(again), repr(other.protection.memory), other.protection.memory.examples
 
 
-def refused(rank, size, folder):
-    """What is said to who asks for what cannot be split."""
+def pulled(rank, size, folder):
+    """By how much remembered logits change with a layer memory, which a budget with a strength picks, and without."""
     surroundings(rank, size)
     found = []
-    for options in ({"budget": "1MB", "strength": 100.0}, {"memory": so.LayerMemory(20)}):
-        try:
-            trainer(bert(), 0, folder, [ForgettingCallback(**options)]).train()
-        except ValueError as error:
-            found.append(str(error))
-    return found
+    for options in ({"budget": "1MB", "strength": 100.0}, None):
+        model = bert()
+        callback = ForgettingCallback(remember=Markers(0, 32), **(options or {"budget": "1MB"}))
+        trainer(model, 0, folder, [callback], max_steps=40).train()
+        before = true_logits(model)
+        if options is None:
+            callback.protection.detach()
+        trainer(model, 1, folder, [callback] if options else [], learning_rate=2e-4).train()
+        found.append(float((true_logits(model) - before).norm()))
+    return (*found, callback.protection.memory.name, callback.protection.ledger().nbytes)

@@ -264,12 +264,13 @@ def test_fsdp2_resumes_from_a_checkpoint_to_the_same_numbers(tmp_path):
     for whole, again, memory, examples in found:
         assert torch.equal(whole, again)
         assert torch.equal(whole, found[0][0])
-        assert memory.startswith("GradientMemory")
+        assert memory.startswith("LayerMemory")
         assert examples == 100
     assert (tmp_path / "1" / "checkpoint-4" / FILE).exists()
 
 
-def test_fsdp2_says_which_memory_it_can_have(tmp_path):
-    for strength, layers in together(fsdp.refused, 2, tmp_path, str(tmp_path), limit=120):
-        assert "split over processes (FSDP2)" in strength
-        assert "so.ProductSketch" in layers
+def test_fsdp2_shards_the_anchor_of_a_layer_memory(tmp_path):
+    for kept, free, memory, nbytes in together(fsdp.pulled, 2, tmp_path, str(tmp_path), limit=150):
+        assert memory == "layers"
+        assert nbytes <= 1_000_000
+        assert kept < 0.5 * free

@@ -7,8 +7,12 @@ process sends with ring algorithms, which NCCL uses for large messages: 2 (R−1
 
 A `layout` is "whole" (every process has the whole sketch and basis), "flat" (they are sharded, the parameters whole:
 `FlatShard`) or "fsdp" (both are sharded: `ParameterShards`).
+
+Functions that begin with `layers` are for the layer memory of an FSDP2 model. Letters of a layer: o outputs, w inputs
+and one for a bias, s and r kept directions of outputs and inputs.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -91,3 +95,68 @@ def refresh(p: int, k: int, R: int, s: int = 4, layout: str = "flat") -> Traffic
     if layout == "whole":
         return Traffic(all_reduce=s * k * p + 32)
     return Traffic(all_reduce=16 * k * k)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a layer memory.
+
+    Args:
+        o: outputs.
+        w: inputs, and one for a bias.
+        s: kept directions of outputs; 0 where only inputs are remembered.
+        r: kept directions of inputs; 0 for an embedding, which has counts of tokens.
+        transposed: whether the weight is stored as (inputs, outputs), so that FSDP2 splits it over its inputs.
+        tail: whether the sketch of inputs knows a tail outside of the r directions, in which a pull acts as well.
+        bias: whether there is a bias.
+    """
+
+    o: int
+    w: int
+    s: int
+    r: int
+    transposed: bool = False
+    tail: bool = True
+    bias: bool = True
+
+    @property
+    def summed(self) -> int:
+        """How many numbers of a projection are summed over processes: V_δ ΔW or, for a transposed weight, ΔW V_aᵀ.
+
+        >>> Layer(o=768, w=3073, s=64, r=64).summed, Layer(o=768, w=3073, s=64, r=64, transposed=True).summed
+        (196672, 49920)
+        """
+        if self.transposed:
+            return self.o * (self.r + self.bias) if self.r else 0
+        return self.s * (self.w if self.tail else self.r)
+
+
+def layers_step(layers: Iterable[Layer], k: int, s: int = 4, measured: bool = False) -> Traffic:
+    """Return the traffic of a projection, two if the leak is measured, with rank k for parameters of no layer."""
+    numbers = sum(layer.summed for layer in layers) + k
+    return Traffic(all_reduce=2 * s * numbers + 24 if measured else s * numbers + 8)
+
+
+def layers_observe(R: int, others: bool = False, first: bool = False) -> Traffic:
+    """Return the traffic of one round of observing, a batch in every process, without that of FSDP itself.
+
+    Processes agree on what they do next, so that all make the same passes: by 5 all-reduces of a number, and by 4 more
+    where there are parameters of no layer. The first round of all takes 1 more, and 1 more for these parameters. Not
+    counted are the two examples that are lent where a process has none, and batches that need to be read again.
+
+    In the forward pass and in each backward pass FSDP gathers the weights; no gradients are scattered.
+    """
+    agreements = 5 + 4 * others + (1 + others if first else 0)
+    return Traffic(all_gather=16 * R, all_reduce=8 * agreements)
+
+
+def layers_refresh(numbers: int, sketches: int, sums: int, s: int = 4) -> Traffic:
+    """Return the traffic of a new projector: one all-reduce of the sketches, and two of a few numbers of each.
+
+    Args:
+        numbers: of all sketches, rows times columns.
+        sketches: how many there are.
+        sums: counts of tokens, and the moments of outputs (3 numbers).
+        s: bytes per number.
+    """
+    return Traffic(all_reduce=s * numbers + 8 * (sketches + 1) + 16 * sketches + 8 * sums)

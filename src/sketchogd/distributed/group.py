@@ -49,6 +49,10 @@ class Group:
         number = torch.tensor(math.inf if math.isnan(x) else x, dtype=torch.float64, device=self.device)
         return float(self._reduced(number, dist.ReduceOp.MAX))
 
+    def maximum(self, x: Tensor) -> Tensor:
+        """Take the elementwise maximum of x over all processes, in place; returns x."""
+        return self._reduced(x, dist.ReduceOp.MAX)
+
     def largest_of(self, numbers: list[int]) -> list[int]:
         """Return the elementwise maximum of a list of integers over all processes."""
         return [int(n) for n in self._reduced(torch.tensor(numbers, device=self.device), dist.ReduceOp.MAX)]

@@ -1,10 +1,12 @@
-"""Three ways in which R processes, each with its own examples, fill one memory with the examples of all.
+"""Four ways in which R processes, each with its own examples, fill one memory with the examples of all.
 
 * `BySum`: each process sketches its own examples, and one all-reduce adds the sketches when a projector is needed. For
   everything that adds up: the paper's three sketches, second moments, layer memories.
 * `ByRows`: each process receives the columns that it holds of everybody's gradients, and does with them what one
   process would do. For sketches that are split by columns, and for those that do not add up (rows, PCA, frequent
   directions).
+* `InStep`: the same where parameters are split (FSDP2) and no gradient of them is needed: all processes make the same
+  passes through the model, each with examples of its own. For layer memories.
 * `BySameExamples`: all processes go through all examples together. For split parameters (FSDP2), where the gradient of
   an example comes out in parts, one in each process.
 
@@ -100,7 +102,9 @@ class BySum(Sharing):
         rank = self.group.rank
         for batch, sizes in self._rounds(iter(batches), lambda batch: batch_size(batch[0])):
             ahead = sum(sizes[:rank])
-            commit = self._staged(memory, batch if sizes[rank] else None, ahead)
+            batch = self._completed(batch if sizes[rank] else None, sizes)
+            commit = self._staged(memory, batch, ahead)
+            commit = commit if sizes[rank] else _nothing
 
             def add_all(commit: Commit = commit, ahead: int = ahead, behind: int = sum(sizes[rank + 1 :])) -> None:
                 self._set_aside(memory)
@@ -109,6 +113,10 @@ class BySum(Sharing):
                 memory.skip(behind)
 
             add(add_all, outdate)
+
+    def _completed(self, batch: Batch | None, sizes: list[int]) -> Batch | None:
+        """The batch that this process stages in a round; of one that it did not bring nothing is added."""
+        return batch
 
     def _set_aside(self, memory: Memory) -> None:
         if self._apart:
@@ -170,6 +178,24 @@ def _add_up(group: Group, tensors: list[Tensor]) -> None:
     sums = group.total(torch.cat([t.reshape(-1) for t in tensors])).split([t.numel() for t in tensors])
     for t, total in zip(tensors, sums, strict=True):
         t.copy_(total.view(t.shape))
+
+
+class InStep(BySum):
+    """Sketch apart with parameters that are split: each pass through the model gathers them from all processes.
+
+    A process without examples makes the passes of a round with some of another's.
+    """
+
+    def _completed(self, batch: Batch | None, sizes: list[int]) -> Batch | None:
+        """See `BySum`; one broadcast of two examples where a process has none."""
+        if all(sizes):
+            return batch
+        source = next(r for r, n in enumerate(sizes) if n)
+        lent = None
+        if source == self.group.rank and batch is not None:
+            lent = tuple(map_tensors(lambda t: t[:2], value) for value in batch)
+        inputs, targets = self.group.broadcast(lent, source)
+        return (inputs, targets) if batch is None else batch
 
 
 class ByRows(Sharing):
@@ -296,16 +322,17 @@ class BySameExamples(Sharing):
 
 def sharing_for(memory: Memory, group: Group) -> Sharing:
     """The way that fits a bound memory. Raises ValueError if there is none."""
-    if memory.parameters.split:
+    split = memory.parameters.split
+    if isinstance(memory, GradientMemory) and split:
         return BySameExamples(group)
     if isinstance(memory, GradientMemory):
         adds_up = all(isinstance(sketch, Additive) for _, sketch in memory.sketches())
-        split = isinstance(memory.parameters.columns, FlatShard)
-        return BySum(group) if adds_up and not split else ByRows(group)
+        flat = isinstance(memory.parameters.columns, FlatShard)
+        return BySum(group) if adds_up and not flat else ByRows(group)
     for name, sketch in memory.sketches():
         if not isinstance(sketch, Additive) or isinstance(sketch, GradientSketch):
             raise ValueError(
                 f"sketch {name!r} of the layer memory is a {type(sketch).__name__}, which several processes cannot add "
                 "up; use LayerMemory(..., sketch=so.ProductSketch)"
             )
-    return BySum(group)
+    return InStep(group) if split else BySum(group)

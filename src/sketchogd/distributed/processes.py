@@ -6,10 +6,12 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from .. import __version__
 from ..errors import ProtectionError
 from ..memory import GradientMemory, Memory
+from ..model.layers import TRANSPOSED, Layer, find_layers
 from ..model.parameters import ProtectedParameters
 from ..storage import atomic, file, restore
 from . import checkpoint
@@ -17,8 +19,24 @@ from .agreement import require_same
 from .group import Group
 from .observe import Sharing, sharing_for
 from .samplers import own_examples
-from .shards import FlatShard, ParameterShards, gathered, mesh_of
+from .shards import FlatShard, ParameterShards, gathered, gathered_rows, mesh_of
 from .team import Batch, Team
+
+
+def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """The processes of a mesh."""
+    if mesh.ndim == 1:
+        return mesh.get_group(0)
+    if mesh.size() == dist.get_world_size() and dist.group.WORLD is not None:
+        return dist.group.WORLD
+    raise ValueError(
+        f"the model's mesh of {mesh.ndim} dimensions has {mesh.size()} of {dist.get_world_size()} processes; pass "
+        "group=, a process group of just these: torch.distributed.new_group(mesh.mesh.flatten().tolist())"
+    )
+
+
+def _has_split_inputs(layer: Layer) -> bool:
+    return layer.kind in TRANSPOSED and not layer.tokens
 
 
 class Processes(Team):
@@ -40,7 +58,7 @@ class Processes(Team):
     ) -> None:
         mesh = mesh_of(parameters.tensors)
         if process_group is None and mesh is not None:
-            process_group = mesh.get_group(0)
+            process_group = _group_of(mesh)
         if process_group is None:
             if not dist.is_initialized():
                 raise ProtectionError(
@@ -55,7 +73,8 @@ class Processes(Team):
         told = [f"{name} {tuple(shape)} {t.dtype}" for name, shape, t in known]
         require_same(self.group, {"sketchogd": __version__, "shard": shard, **settings, "parameters": told})
         if parameters.split:
-            parameters.held_in(ParameterShards(parameters, self.group))
+            shards = self.group if mesh.ndim == 1 else Group(mesh.get_group(mesh.ndim - 1), parameters.device)
+            parameters.held_in(ParameterShards(parameters, shards, self.group))
         elif shard:
             parameters.held_in(FlatShard(parameters.p, self.group))
 
@@ -66,19 +85,18 @@ class Processes(Team):
         return Processes(parameters, self.group.process_group, False, {})
 
     def require_fit(self, memory: Memory) -> None:
-        """See `Team`: split parameters have gradient memories that project."""
-        if self.parameters.split and isinstance(memory, GradientMemory) and memory.rule.anchor is not None:
-            raise ValueError(
-                "a pull keeps a copy of the weights, which cannot be stored where those are split (FSDP2); use "
-                "rule=so.Project()"
-            )
+        """See `Team`: gradient sketches, and layer memories that are whole in every process."""
         if isinstance(memory, GradientMemory):
             return
-        if self.parameters.split:
-            raise ValueError(
-                "a layer memory needs whole weights, and those of this model are split (FSDP2); use a gradient sketch "
-                "such as so.ProductSketch(rank), which is split the same way"
-            )
+        anchor = memory.rule.anchor
+        if self.parameters.split and anchor is not None and anchor.in_span:
+            stored = [layer.name for layer in find_layers(self.parameters, True) if _has_split_inputs(layer)]
+            if stored:
+                raise ValueError(
+                    f"the weight of {stored[0]!r} is stored as (inputs, outputs), so FSDP2 splits it over its inputs, "
+                    'and no process could tell its coordinates alone; anchor_dtype="span" needs them. Use '
+                    'anchor_dtype="int8"'
+                )
         if isinstance(self.parameters.columns, FlatShard):
             raise ValueError(
                 "shard=True is for gradient sketches; a layer memory is small: every process keeps all of it"
@@ -117,7 +135,8 @@ class Processes(Team):
         self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """This process's part of a state from `to_checkpoint`, or from a file."""
-        return restore.unpadded(meta, checkpoint.as_local(self.parameters, tensors))
+        meta, tensors = restore.unpadded(meta, tensors)
+        return meta, checkpoint.as_local(self.parameters, tensors)
 
     def require_writable(self, path: str | os.PathLike[str]) -> None:
         """See `Team`; process 0 writes."""
@@ -129,12 +148,16 @@ class Processes(Team):
         self._all_or_none(check, f"writing {os.fspath(path)}")
 
     def save(self, path: str | os.PathLike[str], meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Process 0 writes one file; split tensors come to it row by row."""
+        """Process 0 writes one file; split tensors come to it row by row, or one parameter after the other."""
         whole: dict[str, Tensor | None] = dict(tensors)
-        if self.parameters.columns.width < self.parameters.p or self.group.size > 1:
-            for name in tensors:
-                if checkpoint.has_columns(self.parameters, name):
-                    whole[name] = gathered(self.parameters.columns, tensors[name], self.group)
+        split, columns = checkpoint.with_rows(self.parameters), self.parameters.columns
+        for name, t in tensors.items():
+            if name in split and isinstance(columns, ParameterShards):
+                whole[name] = gathered_rows(t, self.parameters.shapes[split[name]][0], columns.group)
+            elif (columns.width < self.parameters.p or self.group.size > 1) and checkpoint.has_columns(
+                self.parameters, name
+            ):
+                whole[name] = gathered(columns, t, self.group)
 
         def write() -> None:
             if self.group.rank == 0:

@@ -4,7 +4,7 @@
   so that R processes together hold a sketch R times larger than one could. A projection needs one all-reduce of k
   numbers and, since every process needs the whole update, one all-gather of p.
 * `ParameterShards`, for DTensor models (FSDP2): process r holds the columns of its parameter shards. A projection needs
-  one all-reduce of k numbers; nothing is gathered.
+  one all-reduce of k numbers; nothing is gathered. With a mesh of two dimensions (HSDP) every replica is split alike.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ..model.parameters import ProtectedParameters
 from ..sketch.columns import Columns
@@ -57,11 +57,20 @@ class FlatShard(Columns):
 class ParameterShards(Columns):
     """Every process has the entries of vectors and sketch that belong to its shards of the parameters.
 
-    Raises ValueError for placements other than FSDP2's: one mesh dimension, rows distributed as by torch.chunk.
+    Raises ValueError for placements other than FSDP2's: rows distributed over one mesh dimension as by torch.chunk, and
+    replicas of these over another one before it.
+
+    Args:
+        parameters: the parameters.
+        group: the processes that hold parts of one replica.
+        everyone: these and those of other replicas.
     """
 
-    def __init__(self, parameters: ProtectedParameters, group: Group) -> None:
+    def __init__(self, parameters: ProtectedParameters, group: Group, everyone: Group) -> None:
         self.group = group
+        self.everyone = everyone
+        self.parts = group.size
+        _require_fully_sharded(parameters)
         starts = [sum(shape.numel() for shape in parameters.shapes[:i]) for i in range(len(parameters))]
         pieces = zip(parameters.names, parameters.tensors, starts, strict=True)
         ranges = tuple(_piece(name, t, start, group) for name, t, start in pieces)
@@ -72,8 +81,8 @@ class ParameterShards(Columns):
         return self.group.total(x)
 
     def largest(self, x: float) -> float:
-        """See `Columns`: one all-reduce of a number."""
-        return self.group.largest(x)
+        """See `Columns`: one all-reduce of a number, over all replicas."""
+        return self.everyone.largest(x)
 
     def of(self, v: Tensor) -> Tensor:
         """Return v: it has this process's entries only."""
@@ -87,6 +96,26 @@ class ParameterShards(Columns):
         """See `Columns`: one all-reduce."""
         return self.group.total(x)
 
+    def largest_of(self, x: Tensor) -> Tensor:
+        """See `Columns`: one all-reduce."""
+        return self.group.maximum(x)
+
+
+def _require_fully_sharded(parameters: ProtectedParameters) -> None:
+    """Raise ValueError for parameters that are split otherwise than by fully_shard, as by tensor parallelism."""
+    from torch.distributed.fsdp import FSDPModule
+
+    sharded = {
+        id(p) for module in parameters.model.modules() if isinstance(module, FSDPModule) for p in module.parameters()
+    }
+    for name, t in zip(parameters.names, parameters.tensors, strict=True):
+        if isinstance(t, DTensor) and id(t) not in sharded:
+            raise ValueError(
+                f"parameter {name!r} is split by tensor parallelism (it is a DTensor that no fully_shard made), which "
+                "cuts what layers compute with as well: their inputs and sensitivities are not whole in any process. "
+                "Use fully_shard(model) in its place, or choose other parameters with parameters="
+            )
+
 
 def _piece(name: str, t: Tensor, start: int, group: Group) -> range:
     """Return the columns in this process of a parameter whose entries begin at column `start`."""
@@ -95,10 +124,11 @@ def _piece(name: str, t: Tensor, start: int, group: Group) -> range:
             f"parameter {name!r} is whole in every process while others are split; shard the whole model, "
             "fully_shard(model) after its parts, or choose the split ones with parameters="
         )
-    if t.device_mesh.ndim != 1 or t.placements != (Shard(0),):
+    if t.placements not in ((Shard(0),), (Replicate(), Shard(0))):
         raise ValueError(
             f"parameter {name!r} is placed {t.placements} on a mesh of {t.device_mesh.ndim} dimensions; protected "
-            "parameters must be split along their first dimension over one mesh dimension, as fully_shard does"
+            "parameters must be split along their first dimension over one mesh dimension, as fully_shard does, and "
+            "may be replicated over one before it (HSDP). Tensor parallelism beside it is not possible"
         )
     rows = t.shape[0] if t.ndim else 1
     each = -(-rows // group.size)
@@ -126,6 +156,15 @@ def gathered(columns: Columns, rows: Tensor, group: Group) -> Tensor | None:
             for (start, stop), part in zip(ranges.tolist(), held[: sum(sizes)].split(sizes), strict=True):
                 out[i, start:stop] = part
     return out
+
+
+def gathered_rows(t: Tensor, rows: int, group: Group) -> Tensor | None:
+    """Gather a tensor (rows, …) split as by `fully_shard`; returns it on the CPU in process 0, None elsewhere."""
+    each = -(-rows // group.size)
+    mine = t.new_zeros(each, *t.shape[1:])
+    mine[: len(t)] = t
+    whole = group.gather(mine)[:rows]
+    return whole.cpu() if group.rank == 0 else None
 
 
 def cut(columns: Columns, rows: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from ..projector.span import Span
 from ..seeds import derive_seed
 from ..sketch import REGISTRY as SKETCHES
 from ..sketch import SecondMoment, Sketch, SketchedMoment
+from ..sketch.columns import UNSPLIT, Scattered
 from ..sketch.stored import Part, require_numbers, require_parts
 from .base import Memory
 from .curvature import CURVATURES, LayerFactors, spread
@@ -201,7 +202,7 @@ class LayerMemory(Memory):
             kept = ("outputs", layer.fan_in) if layer.tokens else ("inputs", layer.fan_out)
             mine = dict(own.sketches())
             for part, sketch in found.sketches():
-                copies = division.copies * kept[1] if part == kept[0] else 0
+                copies = division.copies * -(-kept[1] // self.parameters.columns.parts) if part == kept[0] else 0
                 left += mine[part].cost(sketch.d, sketch.dtype.itemsize)
                 values, energy, share = sketch.spectrum()[0], sketch.energy, found.trace / whole if whole > 0 else 0.0
                 itemsize = sketch.dtype.itemsize
@@ -216,30 +217,41 @@ class LayerMemory(Memory):
         An example counts with the mean over its logits, in units of the first example's: where heads differ in size,
         the sensitivities of later ones are scaled by the root of first over own number of logits.
         """
+        try:
+            return self._staged(inputs, targets, ahead)
+        finally:
+            self.parameters.reshard()
+
+    def _staged(self, inputs: Any, targets: Any, ahead: int) -> Commit:
         layers = [factors.layer for factors in self.factors.values()]
         seed = derive_seed(self.seed, "signs", self.examples + ahead)
         watched = () if self.others is None else self.others.parameters.tensors
+        split = self.parameters if self.parameters.split else None
         reading = Reading(
-            self.parameters.model, layers, inputs, targets, self.output, seed, watched, self._combinations
+            self.parameters.model, layers, inputs, targets, self.output, seed, watched, self._combinations, split
         )
+        reading.in_step(lambda: reading.call)
+        reading.in_step(lambda: reading.outputs)
         b, logits, scalars = batch_size(inputs), 1, reading.call.targets
         if self.output is every_logit:
             logits = reading.count
             scalars = next(reading.signs(1, derive_seed(seed, "rest")))
         if self.examples == 0:
-            self._warn_of_unseen(reading)
+            reading.in_step(lambda: self._warn_of_unseen(reading))
         first = self.logits if self.logits and self.outputs else logits
         scale = (first / logits) ** 0.5
         moments = spread.moments_of(reading.outputs)
         if self.output is every_logit:
             moments = spread.scaled(spread.moments_of(reading.logits, reading.counted), scale)
         commits: list[Commit] = []
-        if self.others is not None:
+        others = self.others
+        if others is not None:
             weights = torch.ones_like(reading.outputs)
             if self.output is every_logit:
                 scalars = scalars * scale if scale != 1.0 else scalars
                 weights = scalars.reshape(weights.shape)
-            commits.append(self.others.stage(reading, scalars, weights))  # before the curvature takes the graph apart
+            # before the curvature takes the graph apart
+            commits.append(reading.in_step(lambda: others.stage(reading, scalars, weights)))
         commits.append(self.curvature.stage(self.factors, reading, scale))
 
         def commit() -> None:
@@ -338,7 +350,8 @@ class LayerMemory(Memory):
             places[name] = LayerPlace(index[id(layer.weight)], bias, layer.kind in TRANSPOSED, layer.tokens)
             if spectra is not None:
                 layers[name] = self.rule.on_layer(spectra, self.weight)
-        others = None if self.others is None else self.others.projector(self.rule, self.weight)
+        columns = Scattered(self.parameters.columns) if self.parameters.split else UNSPLIT
+        others = None if self.others is None else self.others.projector(self.rule, self.weight, columns)
         indices = () if self.others is None else self.others.indices(tensors)
         return LayersProjector(self.parameters, layers, places, others, indices, self.rule.anchor)
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 import torch
 
 from ..model.layers import TRANSPOSED, Layer, find_layers
-from ..model.parameters import ProtectedParameters
+from ..model.parameters import ProtectedParameters, local
 from ..projector.span import Span
 from ..seeds import derive_seed
 from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch, SketchedMoment
@@ -79,7 +79,7 @@ class Layout:
             tokens, width = layer.tokens, layer.width
             n = layer.fan_out if tokens else layer.fan_in
             rows = min(self._rank_of(layer.name, "outputs" if tokens else "inputs"), n if tokens else width)
-            basis = layer.weight.detach().new_empty(1, 1).expand(rows, n)
+            basis = local(layer.weight.detach()).new_empty(1, 1).expand(rows, n)
             found[id(layer.weight)] = Span(basis, None, layer.kind in TRANSPOSED and not tokens)
         return [found.get(id(t)) for t in parameters.tensors]
 

@@ -23,11 +23,15 @@ from ..projector.base import Projector
 from ..projector.rules import BasisSpectra, Rule
 from ..seeds import derive_seed
 from ..sketch import Sketch
+from ..sketch.columns import Columns
 from .staging import Commit, staged_rows
 from .state import seen_in
 
 CALLS, EXAMPLES, TOGETHER = "calls", "examples", "together"
 """Ways of computing gradients: from recorded calls, by `GradientSignals`, or summed over a batch with random signs."""
+
+_WAYS = (CALLS, EXAMPLES, TOGETHER)
+"""Each is right wherever one before it is."""
 
 
 class OtherParameters:
@@ -56,11 +60,17 @@ class OtherParameters:
             targets: the second argument of the scalar.
             weights: the scalar of an example as weights (b, …) of the reading's outputs.
         """
-        found = None if self.way == TOGETHER else self._calls.read(reading.calls, reading.outputs, weights)
-        way = self.way or self._chosen(reading.call.inputs, targets, found)
+        found = None if self.way == TOGETHER else self._calls.read(reading, weights)
+        way = self._agreed(reading, targets, found)
         chunks: Callable[[], Iterator[Tensor]]
         if way == CALLS and found is not None:
             chunks = self._chunks(found, len(weights))
+        elif way != TOGETHER and reading.protected is not None:
+            b = len(weights)  # every process makes as many passes as the one that has most examples
+            examples = [min(i, b - 1) for i in range(reading.protected.most(b))]
+            rows = torch.stack(list(self._one_at_a_time(reading.call.inputs, targets, examples)))[:b]
+            self.sketch.require_finite(rows)
+            chunks = lambda: iter([rows])  # noqa: E731
         elif way == TOGETHER:
             rows = torch.cat(list(self._together(reading, weights)))
             self.sketch.require_finite(rows)
@@ -74,9 +84,20 @@ class OtherParameters:
 
         return commit
 
+    def _agreed(self, reading: Reading, targets: Any, found: ExampleGradients | None) -> str:
+        """The way for this batch. Where parameters are split, all processes take the same."""
+        choose = reading.anywhere(self.way is None)
+        way = self._chosen(reading.call.inputs, targets, found) if choose or self.way is None else self.way
+        if reading.protected is None:
+            return way
+        if choose:
+            way = _WAYS[reading.protected.most(_WAYS.index(way))]
+            self.way = None if self.way is None else way
+        return _WAYS[reading.protected.most(_WAYS.index(EXAMPLES if way == CALLS and found is None else way))]
+
     def _chosen(self, inputs: Any, targets: Any, found: ExampleGradients | None) -> str:
         b = batch_size(inputs)
-        ends = sorted({0, b - 1})
+        ends = sorted({0, b - 1}) if not self.parameters.split else [0, b - 1]  # as many passes in every process
         try:
             expected = torch.stack(list(self._one_at_a_time(inputs, targets, ends)))
         except (RuntimeError, ValueError):
@@ -94,7 +115,7 @@ class OtherParameters:
     def _one_at_a_time(self, inputs: Any, targets: Any, examples: Sequence[int]) -> Iterator[Tensor]:
         for i in examples:
             x, y = (map_tensors(lambda t: t[i : i + 1], value) for value in (inputs, targets))  # noqa: B023
-            yield self.parameters.flatten(self.signals.total(x, y))
+            yield self.parameters.row(self.signals.total(x, y))
 
     def _chunks(self, found: ExampleGradients, b: int) -> Callable[[], Iterator[Tensor]]:
         """The gradients of a batch in chunks, all of which are finite; a single one is computed now."""
@@ -120,21 +141,27 @@ class OtherParameters:
             weights.reshape(len(weights), -1)[:, :1], COMBINATIONS, derive_seed(reading.seed, "together")
         ):
             signed = weights * signs.view(-1, *[1] * (weights.ndim - 1))
-            tensors = self.parameters.tensors
+            tensors = list(map(reading.gathered.tensor, self.parameters.tensors))
             found = torch.autograd.grad(reading.outputs, tensors, signed, retain_graph=True, allow_unused=True)
-            yield self.parameters.flatten(found)[None]
+            yield self.parameters.row(found)[None]
 
     def seen(self) -> list[bool]:
         """For each parameter whether anything observed depends on it: whether it has columns that are not zero."""
         return seen_in([self.sketch], self.parameters)
 
-    def projector(self, rule: Rule, weight: float) -> Projector | None:
-        """The projector of these parameters; None where nothing is remembered of them."""
+    def projector(self, rule: Rule, weight: float, columns: Columns) -> Projector | None:
+        """The projector of these parameters; None where nothing is remembered of them.
+
+        Args:
+            rule: makes it.
+            weight: what a square change of an output weighs.
+            columns: which entries of their vector are in this process.
+        """
         values, B = self.sketch.spectrum()
         if not len(values):
             return None
         mean = self.sketch.energy / self.parameters.p
-        return rule.on_basis(BasisSpectra(B, values, mean, dtype=B.dtype), weight)
+        return rule.on_basis(BasisSpectra(B, values, mean, dtype=B.dtype, columns=columns), weight)
 
     def indices(self, parameters: Sequence[Tensor]) -> tuple[int, ...]:
         """Where they are among all protected parameters."""

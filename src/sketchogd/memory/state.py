@@ -114,10 +114,10 @@ def seen_in(sketches: Sequence[Sketch], parameters: ProtectedParameters) -> list
         parameters: whose gradients they are.
     """
     columns = [found for sketch in sketches if (found := _seen_columns(sketch)) is not None]
-    if len(columns) < len(sketches) or sum(map(len, columns)) != parameters.p or parameters.width != parameters.p:
+    if len(columns) < len(sketches) or sum(map(len, columns)) != parameters.p:
         return [any(sketch.count > 0 for sketch in sketches)] * len(parameters)
     seen = torch.cat([found.to(parameters.device) for found in columns])
-    return [bool(seen[place].any()) for _, place in parameters.slices()]
+    return [bool(seen[place].any()) for place in parameters.places]
 
 
 def _seen_columns(sketch: Sketch) -> Tensor | None:

@@ -7,6 +7,7 @@
 * `calls`: how a model is called with a batch, and which of its outputs count (padding, labels of language models)
 * `signs`: random signs of logits
 * `layers`: the layers of a model, and how a forward pass uses their weights
+* `gathered`: what a model computes with in place of parameters that FSDP2 splits
 * `watching`: calls in which parameters of no layer meet the batch
 * `call_gradients`: per-example gradients of these calls, from one backward pass of the batch
 * `gradients`: per-example gradients

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from .parameters import ProtectedParameters
+from .sensitivities import Reading
 from .watching import WatchedCall
 
 
@@ -241,17 +242,17 @@ class ExampleGradients:
     """Gradients of one scalar per example of a batch, computed for some of the examples when asked for."""
 
     parameters: ProtectedParameters
+    values: Sequence[Tensor]
     calls: list[tuple[Sensitive, Way]]
 
     def rows(self, examples: Sequence[int]) -> Tensor:
         """The gradients (n, p) of some examples."""
         parameters = self.parameters
         out = torch.zeros(len(examples), parameters.p, dtype=parameters.dtype, device=parameters.device)
-        places = [place for _, place in parameters.slices()]
         for own, way in self.calls:
-            found = way(own, parameters.tensors, examples)
+            found = way(own, self.values, examples)
             for i, gradients in zip(own.call.indices, found, strict=True):
-                out[:, places[i]] += gradients.reshape(len(examples), -1)
+                out[:, parameters.places[i]] += gradients.reshape(len(examples), -1)
         return out
 
 
@@ -267,56 +268,68 @@ class CallGradients:
         self._places: dict[Any, list[dict[int, Place]]] = {}
         self._ways: dict[Any, Way] = {}
 
-    def read(self, calls: Sequence[WatchedCall], outputs: Tensor, weights: Tensor) -> ExampleGradients | None:
+    def read(self, reading: Reading, weights: Tensor) -> ExampleGradients | None:
         """The gradients of Σ weights · outputs for each example; None where a call mixes examples.
 
         The graph is kept. Two more backward passes for batches of a new kind.
 
         Args:
-            calls: the calls of one forward pass.
-            outputs: outputs (b, …) of the batch, in the autograd graph.
-            weights: like the outputs.
+            reading: a forward pass that watches the parameters.
+            weights: like its outputs.
         """
-        deltas = _deltas(calls, outputs, weights)
-        places = self._found_places(calls, outputs, deltas)
+        calls = reading.calls
+        deltas = _deltas(calls, reading.outputs, weights)
+        places = self._found_places(reading, deltas)
         if places is None:
             return None
         found = []
         for i, (call, delta, own) in enumerate(zip(calls, deltas, places, strict=True)):
             if delta:
                 sensitive = Sensitive(call, delta, {at: own[at] for at in delta})
-                found.append((sensitive, self._way(i, sensitive)))
-        return ExampleGradients(self.parameters, found)
+                found.append((sensitive, self._way(i, sensitive, reading.values)))
+        return ExampleGradients(self.parameters, reading.values, found)
 
-    def _way(self, i: int, own: Sensitive) -> Way:
+    def _way(self, i: int, own: Sensitive, values: Sequence[Tensor]) -> Way:
         guesses = tuple(own.place_of_input(t) for t in own.call.of_batch)
         key = (i, own.call.name, *own.places.items(), guesses)
         if key not in self._ways:
             if not all(bool(delta.isfinite().all()) for delta in own.deltas.values()):
                 return by_masks  # nothing agrees with what is not a number
-            self._ways[key] = _way(own, self.parameters.tensors)
+            self._ways[key] = _way(own, values)
         return self._ways[key]
 
-    def _found_places(
-        self, calls: Sequence[WatchedCall], outputs: Tensor, deltas: list[dict[int, Tensor]]
-    ) -> list[dict[int, Place]] | None:
+    def _found_places(self, reading: Reading, deltas: list[dict[int, Tensor]]) -> list[dict[int, Place]] | None:
         """Where the examples are in the results of every call, as found for another batch where that must be so."""
-        b = len(outputs)
+        calls, outputs = reading.calls, reading.outputs
+        known = self._known_places(calls, len(outputs), deltas)
+        if not reading.anywhere(known is None):
+            return known
+        found = _probed(calls, outputs, deltas)  # also where they are known, since another process makes these passes
+        if found is None or known is not None:
+            return known
+        folded = any(place.folded for each in found for place in each.values())
+        key, shapes = _keys(calls, len(outputs))
+        self._places[(key, shapes) if folded else key] = found
+        return found
+
+    def _known_places(
+        self, calls: Sequence[WatchedCall], b: int, deltas: list[dict[int, Tensor]]
+    ) -> list[dict[int, Place]] | None:
         if b == 1:
             return [{at: Place(0, 1, folded=True) for at in each} for each in deltas]
-        key = (b, *((each.name, tuple(map(len, each.shapes))) for each in calls))
-        shapes = tuple(each.shapes for each in calls)
+        key, shapes = _keys(calls, b)
         # Dimensions stay where they are for sequences of other lengths; folded ones are found anew.
         for found in (self._places.get(key), self._places.get((key, shapes))):
             if found is not None and all(own.keys() <= each.keys() for own, each in zip(deltas, found, strict=True)):
                 pairs = [(place, s[at]) for each, s in zip(found, shapes, strict=True) for at, place in each.items()]
                 if all(place.fits(shape) for place, shape in pairs):
                     return found
-        found = _probed(calls, outputs, deltas)
-        if found is not None:
-            folded = any(place.folded for each in found for place in each.values())
-            self._places[(key, shapes) if folded else key] = found
-        return found
+        return None
+
+
+def _keys(calls: Sequence[WatchedCall], b: int) -> tuple[Any, Any]:
+    """What batches of one kind have in common, and what those have whose tensors have the same shapes."""
+    return (b, *((each.name, tuple(map(len, each.shapes))) for each in calls)), tuple(each.shapes for each in calls)
 
 
 def _probed(

@@ -32,6 +32,7 @@ from .batches import (
     true_logit,
 )
 from .calls import Call
+from .gathered import Gathered
 from .layers import TRANSPOSED, find_layers, hidden_from_gradients, patches, record
 from .parameters import ProtectedParameters, Selection
 
@@ -98,8 +99,10 @@ class GradientSignals:
         """Return the gradients of the sum of all outputs, one tensor per parameter, by one ordinary backward pass."""
         call = self._call(inputs, targets)
         with evaluating(self.parameters.model), torch.enable_grad():
-            scalars = per_example(self.output, call.run(), call.targets)
-            return list(torch.autograd.grad(scalars.sum(), self.parameters.tensors, allow_unused=True))
+            gathered = Gathered(self.parameters.model, self.parameters.tensors)
+            scalars = per_example(self.output, gathered.watch(call.run), call.targets)
+            tensors = list(map(gathered.tensor, self.parameters.tensors))
+            return list(torch.autograd.grad(scalars.sum(), tensors, allow_unused=True))
 
     def require_finite(self, inputs: Any, targets: Any) -> None:
         """Raise NonFiniteError, naming the examples, if a gradient of a batch of several chunks is not finite.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from .gathered import Gathered
 from .parameters import ProtectedParameters
 
 TRANSPOSED = ("embedding", "table", "conv1d of transformers")
@@ -92,7 +93,7 @@ def find_layers(parameters: ProtectedParameters, tied: bool = False) -> list[Lay
             weight, bias = module._parameters.get(weight_name), module._parameters.get(bias_name)
             if weight is None or id(weight) not in names:
                 continue
-            fan_out, fan_in = len(weight), weight[0].numel()
+            fan_out, fan_in = len(weight), weight.shape[1:].numel()
             if kind in TRANSPOSED:
                 fan_out, fan_in = fan_in, fan_out
             name = names[id(weight)].removesuffix("weight")
@@ -141,9 +142,10 @@ dispatches to active modes. In this copy of it that check is replaced by "no mod
 
 
 class _Recorder(TorchFunctionMode):
-    def __init__(self, layers: Iterable[Layer]) -> None:
+    def __init__(self, layers: Iterable[Layer], gathered: Gathered) -> None:
         super().__init__()
         self.layers = {id(layer.weight): layer for layer in layers}
+        self.gathered = gathered
         self.uses: list[Use] = []
         self.hidden: list[str] = []
 
@@ -169,17 +171,20 @@ class _Recorder(TorchFunctionMode):
 
     def _layer(self, weight: Tensor) -> tuple[Layer | None, int, bool]:
         """The layer whose weight this is, or a view of: some of its rows, as they are or transposed."""
-        layer = self.layers.get(id(weight))
+        layer = self._of(weight)
         if layer is not None:
             return layer, 0, False
         base = weight._base if isinstance(weight, Tensor) else None
-        layer = None if base is None else self.layers.get(id(base))
+        layer = None if base is None else self._of(base)
         if layer is None or base is None or weight.ndim != 2:
             return None, 0, False
         for transposed, rows in ((False, weight), (True, weight.T)):
             if rows.shape[1] == base[0].numel() and rows.is_contiguous() and base.is_contiguous():
                 return layer, rows.storage_offset() // rows.shape[1], transposed
         return None, 0, False
+
+    def _of(self, weight: Tensor) -> Layer | None:
+        return self.layers.get(id(self.gathered.parameter(weight)))
 
 
 def _fits(layer: Layer, func: Any, transposed: bool) -> bool:
@@ -245,14 +250,22 @@ _READERS: dict[Any, Callable[..., _Read]] = {
 }
 
 
-def record(layers: Iterable[Layer], forward: Callable[[], Any]) -> tuple[Any, list[Use], set[str]]:
+def record(
+    layers: Iterable[Layer], forward: Callable[[], Any], gathered: Gathered | None = None
+) -> tuple[Any, list[Use], set[str]]:
     """Run `forward` with gradients enabled.
+
+    Args:
+        layers: the layers whose uses are recorded.
+        forward: runs the model.
+        gathered: knows their weights where those are split; None for whole ones.
 
     Returns:
         Its result; every use of the layers' weights, in order; and the names of layers that are used only where
         gradients are disabled, such as in a reentrant checkpoint, so that no gradient shows what depends on them.
     """
-    recorder = _Recorder(layers)
+    found = list(layers)
+    recorder = _Recorder(found, gathered or Gathered.of_whole([layer.weight for layer in found]))
     with torch.enable_grad(), recorder:
         result = forward()
     return result, recorder.uses, set(recorder.hidden) - {use.layer.name for use in recorder.uses}

@@ -7,7 +7,7 @@ over processes (DTensors, as in FSDP2), each process has its own part of the vec
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from ..errors import ProtectionError
 from ..linalg.stacks import portions
 from ..sketch.columns import Columns, Whole
+
+T = TypeVar("T")
 
 Selection = str | nn.Module | Sequence[str | nn.Module] | Callable[[str, nn.Parameter], bool] | None
 """Which parameters to protect.
@@ -31,9 +33,9 @@ def local(t: Tensor) -> Tensor:
 
 def _reshard(model: nn.Module) -> None:
     """Reshard the parameters of an FSDP2 model, because a forward pass may leave gathered parameters in it."""
-    module = sys.modules["torch.distributed.fsdp"]
-    for part in model.modules():
-        if isinstance(part, module.FSDPModule):
+    module = sys.modules.get("torch.distributed.fsdp")
+    for part in model.modules() if module is not None else ():
+        if isinstance(part, module.FSDPModule):  # type: ignore[union-attr]
             part.reshard()
 
 
@@ -54,9 +56,9 @@ def excluding(*parts: str | nn.Module) -> Callable[[str, nn.Parameter], bool]:
 class ProtectedParameters:
     """An ordered, named subset of a model's parameters, in the order of `model.named_parameters()`.
 
-    A tied parameter counts once, under its first name. `names`, `shapes` and `p` describe the vector; `offsets` and
-    `width` the part of it in this process; `columns` the part of a gradient sketch's rows in this process; `split` is
-    True if the parameters are DTensors.
+    A tied parameter counts once, under its first name. `names`, `shapes` and `p` describe the vector, and `places` says
+    where each parameter is in it; `offsets` and `width` describe its part in this process, `columns` the part of a
+    gradient sketch's rows; `split` is True if the parameters are DTensors.
 
     Raises:
         ValueError: nothing is selected, a glob matches nothing, or a parameter is complex or has no values yet.
@@ -81,7 +83,9 @@ class ProtectedParameters:
         self._sizes = [shape.numel() for shape in self._local_shapes]
         self.offsets: tuple[int, ...] = _offsets(self._sizes)
         self.width: int = self.offsets[-1]
-        self.p: int = sum(parameter.numel() for parameter in self.tensors)
+        whole = _offsets(shape.numel() for shape in self.shapes)
+        self.places: tuple[slice, ...] = tuple(map(slice, whole, whole[1:]))
+        self.p: int = whole[-1]
         self.columns: Columns = Whole(self.p)
         self.split: bool = any(local(parameter) is not parameter for parameter in self.tensors)
 
@@ -144,6 +148,14 @@ class ProtectedParameters:
         pairs = zip(vector.split(self._sizes), self._local_shapes, strict=True)
         return [piece if len(shape) == 1 else piece.view(shape) for piece, shape in pairs]
 
+    def row(self, values: Sequence[Tensor | None]) -> Tensor:
+        """Concatenate whole tensors, one per parameter (None stands for zeros), to a vector (p,) in this process."""
+        out = torch.zeros(self.p, dtype=self.dtype, device=self.device)
+        for place, value in zip(self.places, values, strict=True):
+            if value is not None:
+                out[place] = value.to_dense().detach().reshape(-1)
+        return out
+
     def portions(self) -> Iterator[list[int]]:
         """Yield the places of a few parameters at a time, for work on many of them that needs room."""
         itemsize = self.dtype.itemsize
@@ -156,10 +168,50 @@ class ProtectedParameters:
         pieces = [piece.to(t.device) for piece, t in zip(self.unflatten(vector), weights, strict=True)]
         torch._foreach_add_(weights, pieces, alpha=alpha)
 
+    def reshard(self) -> None:
+        """Free parameters that a forward pass of FSDP2 has gathered, and put the split ones back in their place."""
+        if self.split:
+            _reshard(self.model)
+
+    def rows(self, index: int) -> slice:
+        """Return which rows (of its first dimension) of a parameter are in this process."""
+        shape = self.shapes[index]
+        if not self.split:
+            return slice(0, shape[0] if shape else 1)
+        row, part = shape[1:].numel(), self.columns.ranges[index]
+        start = (part.start - self.places[index].start) // row if row else 0
+        return slice(start, start + self._local_shapes[index][0])
+
+    def anywhere(self, flag: bool) -> bool:
+        """Return whether it is so in this process or, where parameters are split, in any; then all of them ask."""
+        return self.most(int(flag)) > 0
+
+    def most(self, n: int) -> int:
+        """Return a number or, where parameters are split, the largest of those of all processes."""
+        return int(self.columns.largest(n)) if self.split else n
+
+    def in_step(self, action: Callable[[], T]) -> T:
+        """Return what `action` returns; where parameters are split and it fails in any process, raise in all.
+
+        Processes that hold parts of the same parameters must make the same passes through the model.
+        """
+        if not self.split:
+            return action()
+        error: Exception | None = None
+        try:
+            found = action()
+        except Exception as caught:
+            error = caught
+        failed = self.anywhere(error is not None)
+        if error is not None:
+            raise error
+        if failed:
+            raise ProtectionError("another process could not go on with its examples; its own error says why")
+        return found
+
     def require_unchanged(self) -> None:
         """Raise ProtectionError if the selected parameters are no longer those of the model."""
-        if self.split and "torch.distributed.fsdp" in sys.modules:
-            _reshard(self.model)
+        self.reshard()
         present = dict(self.model.named_parameters(remove_duplicate=False))
         for name, parameter, shape in zip(self.names, self.tensors, self.shapes, strict=True):
             found = present.get(name)

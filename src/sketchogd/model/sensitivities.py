@@ -3,10 +3,10 @@
 Letters: b examples, C logits of one example, a the inputs of a layer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from ..seeds import derive_seed
 from .batches import Output, evaluating, every_logit, logits_of, per_example
 from .calls import Call
+from .gathered import Gathered
 from .layers import Layer, Use, find_layers, input_rows, record, sensitivity_rows
 from .parameters import ProtectedParameters, Selection
 from .signs import mask_of, sign_rows
 from .watching import WatchedCall, record_calls
+
+T = TypeVar("T")
 
 EVERY_LOGIT_UP_TO = 10
 """Up to this many logits, sensitivities are those of each; beyond, those of COMBINATIONS random combinations."""
@@ -104,6 +107,8 @@ class Reading:
         seed: seed of random signs.
         watched: parameters of no layer, whose calls are recorded.
         combinations: number of random combinations where there are more logits, or None for the usual rule.
+        protected: the protected parameters, where these are split over processes. All of them must then make the same
+            passes, since each gathers parameters from all.
     """
 
     model: nn.Module
@@ -114,6 +119,21 @@ class Reading:
     seed: int
     watched: Sequence[Tensor] = ()
     combinations: int | None = None
+    protected: ProtectedParameters | None = None
+
+    def anywhere(self, flag: bool) -> bool:
+        """Whether it is so here or, where parameters are split, in any process."""
+        return flag if self.protected is None else self.protected.anywhere(flag)
+
+    def in_step(self, action: Callable[[], T]) -> T:
+        """What `action` returns; where parameters are split and it fails in any process, all raise."""
+        return action() if self.protected is None else self.protected.in_step(action)
+
+    @cached_property
+    def gathered(self) -> Gathered:
+        """What the model computes with in place of the parameters."""
+        layers = [t for layer in self.layers for t in (layer.weight, layer.bias) if t is not None]
+        return Gathered(self.model, [*layers, *self.watched])
 
     @cached_property
     def call(self) -> Call:
@@ -122,16 +142,19 @@ class Reading:
             return Call.of(self.model, self.inputs, self.targets, self.output)
 
     @cached_property
-    def _recorded(self) -> tuple[tuple[Any, list[WatchedCall]], list[Use], set[str]]:
+    def _recorded(self) -> tuple[tuple[Any, list[WatchedCall], list[Tensor]], list[Use], set[str]]:
         call = self.call  # before anything is recorded, since the model may be run for it
 
-        def forward() -> tuple[Any, list[WatchedCall]]:
+        def run() -> Any:
+            return self.gathered.watch(call.run)
+
+        def forward() -> tuple[Any, list[WatchedCall], list[Tensor]]:
             if not self.watched:
-                return call.run(), []
-            return record_calls(self.watched, (call.inputs, call.keywords), call.run)
+                return run(), [], []
+            return record_calls(self.watched, (call.inputs, call.keywords), run, self.gathered)
 
         with evaluating(self.model):
-            return record(self.layers, forward)
+            return record(self.layers, forward, self.gathered)
 
     @property
     def _result(self) -> Any:
@@ -141,6 +164,11 @@ class Reading:
     def calls(self) -> list[WatchedCall]:
         """Every call in which watched parameters meet the batch, in order."""
         return self._recorded[0][1]
+
+    @property
+    def values(self) -> list[Tensor]:
+        """The values of the watched parameters."""
+        return self._recorded[0][2]
 
     @property
     def uses(self) -> list[Use]:
@@ -203,17 +231,37 @@ class Reading:
         edges = [use.edge for use in self.uses]
         if not edges:
             return
-        outputs, passes, weights = self.outputs, 1, iter([torch.ones_like(self.outputs)])
-        if self.output is every_logit and outputs.shape[1] <= (self.combinations or EVERY_LOGIT_UP_TO):
-            passes, weights = outputs.shape[1], self._of_single_logits()
+        most = self._most_passes()
+        outputs, passes, weights = self.outputs, self._passes, iter([torch.ones_like(self.outputs)])
+        if self.output is every_logit and outputs.shape[1] == passes:
+            weights = self._of_single_logits()
         elif self.output is every_logit:
-            passes = self.combinations or COMBINATIONS
             weights = (w.view_as(outputs) for w in self.signs(passes, self.seed))
             signed = signed and self.logits.ndim <= 2  # of sequences every position has a random sign
         if signed:
             weights = _with_signs(weights, derive_seed(self.seed, "examples"))
         for i, weight in enumerate(weights):
-            yield torch.autograd.grad(outputs, edges, weight, retain_graph=i + 1 < passes, allow_unused=True)
+            yield torch.autograd.grad(outputs, edges, weight, retain_graph=i + 1 < most, allow_unused=True)
+        self.accompany(most - passes)
+
+    @property
+    def _passes(self) -> int:
+        """How many backward passes the sensitivities take."""
+        if self.output is not every_logit:
+            return 1
+        logits = self.outputs.shape[1]
+        return logits if logits <= (self.combinations or EVERY_LOGIT_UP_TO) else (self.combinations or COMBINATIONS)
+
+    def _most_passes(self) -> int:
+        """How many they take in any process that holds parts of the parameters."""
+        return self._passes if self.protected is None else self.protected.most(self._passes)
+
+    def accompany(self, passes: int) -> None:
+        """Make backward passes for nothing, since other processes make so many and need this one's parameters."""
+        edges = [use.edge for use in self.uses]
+        for _ in range(passes if edges else 0):
+            zeros = torch.zeros_like(self.outputs)
+            torch.autograd.grad(self.outputs, edges, zeros, retain_graph=True, allow_unused=True)
 
     def _of_single_logits(self) -> Iterator[Tensor]:
         outputs = self.outputs

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .batches import map_tensors
+from .gathered import Gathered
 from .layers import attention
 
 
@@ -106,12 +107,23 @@ class WatchedCall:
 
 
 class _CallRecorder(TorchFunctionMode):
-    def __init__(self, watched: Sequence[Tensor], inputs: Any) -> None:
+    def __init__(self, watched: Sequence[Tensor], inputs: Any, gathered: Gathered) -> None:
         super().__init__()
         self.calls: list[WatchedCall] = []
-        self._watched = {id(t): i for i, t in enumerate(watched)}
+        self.values = list(watched)
+        self._indices = {id(t): i for i, t in enumerate(watched)}
+        self._gathered = gathered
+        self._freed = gathered.replaces
         self._of_batch, self._made = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
         map_tensors(self._mark, inputs)
+
+    def _index(self, t: Tensor) -> int | None:
+        """Which of the watched parameters this is; of one that is freed after the module, the value is kept."""
+        parameter = self._gathered.parameter(t)
+        index = None if parameter is None else self._indices.get(id(parameter))
+        if index is not None and t is not self.values[index] and self.values[index] is parameter:
+            self.values[index] = t.detach().clone()
+        return index
 
     def _mark(self, t: Tensor) -> Tensor:
         self._of_batch[t] = True
@@ -124,7 +136,7 @@ class _CallRecorder(TorchFunctionMode):
             with self:
                 return attention(*args, **kwargs)
         given = list(tensors_in((args, kwargs)))
-        own = any(id(t) in self._watched or t in self._made for t in given)
+        own = any(self._index(t) is not None or t in self._made for t in given)
         batch = any(t in self._of_batch for t in given)
         if not own:
             result = func(*args, **kwargs)
@@ -145,7 +157,7 @@ class _CallRecorder(TorchFunctionMode):
         for i, t in enumerate(results):
             if batch:
                 self._mark(t)
-            elif t.requires_grad and id(t) not in self._watched:
+            elif t.requires_grad and self._index(t) is None:
                 self._made[t] = Made(recipe, i)
 
     def _recipe(self, func: Any, args: Any, kwargs: Any) -> Recipe:
@@ -155,12 +167,14 @@ class _CallRecorder(TorchFunctionMode):
         def described(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            if id(leaf) in self._watched:
-                return Watched(self._watched[id(leaf)])
+            index = self._index(leaf)
+            if index is not None:
+                return Watched(index)
             if leaf in self._made:
                 return self._made[leaf]
-            kept = leaf.detach().clone() if in_place else leaf.detach()
-            return OfBatch(kept) if leaf in self._of_batch else kept
+            of_batch = leaf in self._of_batch
+            kept = leaf.detach().clone() if in_place or (self._freed and not of_batch) else leaf.detach()
+            return OfBatch(kept) if of_batch else kept
 
         return Recipe(func, mapped(described, args), mapped(described, kwargs), in_place)
 
@@ -168,18 +182,24 @@ class _CallRecorder(TorchFunctionMode):
 _OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "div", "pow", "matmul")}
 
 
-def record_calls(watched: Sequence[Tensor], inputs: Any, forward: Callable[[], Any]) -> tuple[Any, list[WatchedCall]]:
-    """Run `forward` with gradients enabled; returns its result and every call that is given watched parameters.
+def record_calls(
+    watched: Sequence[Tensor], inputs: Any, forward: Callable[[], Any], gathered: Gathered | None = None
+) -> tuple[Any, list[WatchedCall], list[Tensor]]:
+    """Run `forward` with gradients enabled.
 
     Args:
         watched: the parameters.
         inputs: the batch, any structure of tensors; `forward` passes it to the model.
         forward: runs the model.
+        gathered: knows the parameters where those are split; None for whole ones.
+
+    Returns:
+        Its result, every call that is given watched parameters, and the values that these had.
     """
-    recorder = _CallRecorder(watched, inputs)
+    recorder = _CallRecorder(watched, inputs, gathered or Gathered.of_whole(watched))
     with torch.enable_grad(), recorder:
         result = forward()
-    return result, recorder.calls
+    return result, recorder.calls, recorder.values
 
 
 def leaves_of(tree: Any) -> Iterator[Any]:

@@ -41,8 +41,8 @@ def relaxed(projector: Projector, tension: Tensor) -> Tensor:
 
     With A = s H (I + s H)⁻¹ it is s (y − A y) for s = 1/ε. ε is a small share of the stiffness ‖H y‖ / ‖y‖ along y.
     """
-    size = float(tension.norm())
-    stiffness = float(projector.protected_part_(tension.clone(), TINY).norm()) / TINY / size if size else 0.0
+    size = projector.norm(tension)
+    stiffness = projector.norm(projector.protected_part_(tension.clone(), TINY)) / TINY / size if size else 0.0
     if not stiffness > 0:
         return torch.zeros_like(tension)
     s = 1 / (SOFT * stiffness)

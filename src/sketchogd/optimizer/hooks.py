@@ -269,7 +269,8 @@ class UpdateProjection:
         """
         if self.mode == "joint" and self.reference is not None:
             with torch.no_grad():
-                return float(displacement(self.parameters, self.reference).norm())
+                moved = displacement(self.parameters, self.reference)
+                return float(self.parameters.columns.norm(moved.norm()))
         return float(self.meter.moved)
 
     @torch.no_grad()
@@ -308,7 +309,7 @@ class UpdateProjection:
     def _copies(self, projector: Projector, weights: Iterable[Tensor]) -> Copies:
         anchor = projector.anchor or FULL
         tensors = list(weights)
-        return Copies.of(tensors, anchor, [projector.span(i) for i in range(len(tensors))])
+        return Copies.of(tensors, anchor, [projector.span(i) for i in range(len(tensors))], self.parameters)
 
     def corrections_kept(self, anchor: Anchor | None) -> int:
         """How many corrections of gradients will be kept between steps, per number; see `joint.corrections_kept`."""

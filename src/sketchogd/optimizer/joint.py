@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 from ..linalg.stacks import converted
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor, Projector
+from ..sketch.columns import UNSPLIT, Columns
 from .finite import Finite, FiniteCheck, numbers_in
 from .mean_gradient import Mean, MeanGradients, keeps_corrections, means_of, some_at_a_time
 from .reference import FULL, ROUNDED, Copies, Stack, displacement
@@ -82,18 +83,29 @@ SUMS = 64
 """So many sums stand for a displacement, to tell how far it moved on."""
 
 
-def signed_sums(v: Tensor) -> Tensor:
+def signed_sums(v: Tensor, columns: Columns = UNSPLIT) -> Tensor:
     """Return sums (SUMS,) of entries of v with random signs; the expected square of their norm is that of v.
+
+    Where v is split over processes, `columns` says which of its entries are here; the sums are those of all.
 
     >>> signed_sums(torch.tensor([3.0, 4.0])).norm()
     tensor(5.)
     """
-    rows, left = v[: len(v) // SUMS * SUMS].view(-1, SUMS), len(v) % SUMS
-    signs = torch.randint(0, 2, (len(rows) + 1,), generator=torch.Generator().manual_seed(0), dtype=torch.int8) * 2 - 1
+    d, parts = max(columns.d, len(v)), columns.ranges if columns.width == len(v) else (range(len(v)),)
+    signs = torch.randint(0, 2, (d // SUMS + 1,), generator=torch.Generator().manual_seed(0), dtype=torch.int8) * 2 - 1
     signs = signs.to(v)
-    sums = signs[:-1] @ rows
-    sums[:left] += signs[-1] * v[len(v) - left :]
-    return sums
+    sums, start = v.new_zeros(SUMS), 0
+    for part in parts:
+        piece, first = v[start : start + len(part)], part.start % SUMS
+        head = min(-first % SUMS, len(piece))  # entries before the next full row of SUMS
+        rows = piece[head : head + (len(piece) - head) // SUMS * SUMS].view(-1, SUMS)
+        row, left = (part.start + head) // SUMS, piece[head + rows.numel() :]
+        sums[first : first + head] += signs[part.start // SUMS] * piece[:head]
+        sums += signs[row : row + len(rows)] @ rows
+        if len(left):
+            sums[: len(left)] += signs[row + len(rows)] * left
+        start += len(part)
+    return columns.vector_total(sums)
 
 
 def corrections_kept(optimizer: Optimizer, parameters: ProtectedParameters, every: int) -> int:
@@ -181,7 +193,7 @@ class JointGradient:
     ) -> bool:
         """Compute the correction for the steps ahead; one that is not finite leaves the last one in place."""
         v = displacement(self.parameters, reference)
-        here, gradients = signed_sums(v), self._gradients(scaled)
+        here, gradients = signed_sums(v, self.parameters.columns), self._gradients(scaled)
         step = step_size(optimizer, self.parameters)
         size = every * step
         means = means_of(optimizer, self.parameters)
@@ -196,7 +208,7 @@ class JointGradient:
         pieces = self.parameters.unflatten(correction)
         if self.correction is None:
             spans = [projector.span(i) for i in range(len(pieces))]
-            self.correction = Copies.of(pieces, correction_form(projector.anchor), spans)
+            self.correction = Copies.of(pieces, correction_form(projector.anchor), spans, self.parameters)
         else:
             self.correction.take_(pieces)
         self._since, self._from, self._nonzero = 0, here, None
@@ -225,13 +237,13 @@ class JointGradient:
             norms += torch._foreach_norm(converted(joint, *where))
             self.means.added(means, k, last, self._added)
         self._added = 0
-        return torch.linalg.vector_norm(torch.stack(norms))
+        return self.parameters.columns.norm(torch.linalg.vector_norm(torch.stack(norms)))
 
     def _norm(self, scaled: "Scaled") -> Tensor:
         """‖g + c‖ of the gradients to which the correction c was added."""
         gradients = [local(t.grad) for t in self.parameters.tensors if t.grad is not None]
         given = converted(gradients, self.parameters.dtype, self.parameters.device)
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(given)))
+        norm = self.parameters.columns.norm(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(given))))
         return norm if scaled.factor is None else norm / scaled.factor.to(norm)
 
     def _wrapped(
@@ -266,13 +278,14 @@ class JointGradient:
             if some:
                 torch._foreach_add_([pieces[i] for i in places], some, alpha=-size)
         correction = projector.protected_part_(v, size).div_(size)
-        return correction, self.check.of(correction, scaled.infinite is not None)
+        size_of = self.parameters.columns.vector_total(correction.sum())  # of all parts, where it is split
+        return correction, self.check.of(size_of, scaled.infinite is not None)
 
     def _add(self, correction: Tensor, scaled: "Scaled") -> None:
         """Add a correction (width,) to the gradients."""
         pieces = self.parameters.unflatten(correction)
         missing = [i for i, t in enumerate(self.parameters.tensors) if t.grad is None]
-        self._begin(missing, numbers_in([pieces[i].any() for i in missing]))
+        self._begin(missing, self._moves([pieces[i] for i in missing]))
         held = [(t.grad, piece) for t, piece in zip(self.parameters.tensors, pieces, strict=True) if t.grad is not None]
         added = [piece.to(gradient.device) for gradient, piece in held]
         if scaled.factor is not None:
@@ -285,7 +298,7 @@ class JointGradient:
         missing = [i for i, t in enumerate(tensors) if t.grad is None]
         if missing:
             if self._nonzero is None:
-                self._nonzero = numbers_in([copy.numbers.any() for copy in correction])
+                self._nonzero = self._moves([copy.numbers for copy in correction])
             self._begin(missing, [self._nonzero[i] for i in missing])
         gradients = [None if t.grad is None else local(t.grad) for t in tensors]
         for stack in correction.stacks:
@@ -294,7 +307,14 @@ class JointGradient:
                 stack.add_to_(held, scaled.factor)
             elif held:
                 left = [copy for i, copy in zip(stack.places, stack.copies, strict=True) if gradients[i] is not None]
-                Stack(list(range(len(left))), left).add_to_(held, scaled.factor)
+                Stack(list(range(len(left))), left, stack.columns).add_to_(held, scaled.factor)
+
+    def _moves(self, pieces: Sequence[Tensor]) -> list[float]:
+        """Of each tensor, or of all its parts, whether it is not zero."""
+        if not self.parameters.split or not pieces:
+            return numbers_in([piece.any() for piece in pieces])
+        counts = torch.stack([piece.any().double() for piece in pieces])
+        return [float(count) for count in self.parameters.columns.vector_total(counts).tolist()]
 
     def _begin(self, missing: Sequence[int], moved: Sequence[float]) -> None:
         """Without a gradient an optimizer passes a parameter by; it must move where the pull says so."""

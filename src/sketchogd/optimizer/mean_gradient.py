@@ -60,7 +60,7 @@ class MeanGradients:
         elif self.corrections is None:
             zero = torch.zeros((), device=self.parameters.device)
             zeros = [zero.expand(copy.shape) for copy in last]
-            self.corrections = Copies.of(zeros, ROUNDED, [copy.span for copy in last])
+            self.corrections = Copies.of(zeros, ROUNDED, [copy.span for copy in last], self.parameters)
 
     def added(self, means: "Sequence[Mean | None]", k: int, last: Sequence[Tensor], steps: int) -> None:
         """Take what the k-th stack of the last correction holds into C."""

@@ -81,9 +81,10 @@ class Meter:
         before = v.norm().double()
         part = projector.protected_part_(v, travelled)
         after = part.norm().double()
-        finite = check.of(before + after)
+        left = projector.columns.vector_total(before.square() - after.square())  # no number if v is none anywhere
+        finite = check.of(left)
         part = finite.or_zero(part)
-        left = projector.columns.vector_total(finite.or_zero(before.square() - after.square()))
+        left = finite.or_zero(left)
         self.moved = (self.moved if projector.anchor is None else 0.0) + scale * left.clamp_min(0).sqrt()
         subtract(part)
         if remainder is None:

@@ -19,6 +19,7 @@ from ..linalg.stacks import alike, stacked, unstacked
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor
 from ..projector.span import Span, Spans
+from ..sketch.columns import UNSPLIT, Columns
 
 _LEVELS = 127
 
@@ -75,13 +76,13 @@ class Copy:
         """What was copied, up to rounding; with a span its part within."""
         return Copies([self]).stacks[0].tensors()[0]
 
-    @property
-    def kind(self) -> Hashable:
-        """Equal for copies that may be in one stack."""
+    def kind(self, shape: torch.Size) -> Hashable:
+        """Equal for copies that may be in one stack, given the shape of the parameter, of which this may be a part."""
         kind = self.scales is None, self.numbers.dtype, self.numbers.device
         if self.span is not None:
-            return *kind, len(self.numbers), self.span.basis.shape[1], self.span.transposed
-        return *kind, None if len(self.shape) == 1 else self.shape
+            turned = self.span.transposed
+            return *kind, shape[1:].numel() if turned else shape[0], self.span.basis.shape[1], turned
+        return *kind, None if len(shape) == 1 else shape
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
         """Its tensors, each with a suffix for the name of the parameter."""
@@ -97,10 +98,12 @@ class Stack:
     Args:
         places: where they are among all copies.
         copies: these.
+        columns: where tensors are parts of split ones, how these are split.
     """
 
     places: list[int]
     copies: list[Copy]
+    columns: Columns = UNSPLIT
 
     @cached_property
     def spans(self) -> Spans | None:
@@ -122,7 +125,7 @@ class Stack:
         X = stacked(given) if self.spans is None else self.spans.coordinates(given)
         scales = [copy.scales for copy in self.copies if copy.scales is not None]
         if scales:
-            found = _scales(X)
+            found = _scales(X, self.columns)
             torch._foreach_copy_(scales, list(found.unbind()))
             X = (X / found).round_().clamp_(-_LEVELS, _LEVELS)
         if self.spans is not None:  # as they are in memory
@@ -177,15 +180,22 @@ class Copies(Sequence[Copy]):
 
     Args:
         copies: these.
+        parameters: what they are copies of, where that may be split; every process has copies of its parts.
     """
 
-    def __init__(self, copies: Iterable[Copy]) -> None:
+    def __init__(self, copies: Iterable[Copy], parameters: ProtectedParameters | None = None) -> None:
         self._copies = list(copies)
+        self._parameters = parameters
 
     @staticmethod
-    def of(tensors: Sequence[Tensor], anchor: Anchor, spans: Sequence[Span | None]) -> "Copies":
+    def of(
+        tensors: Sequence[Tensor],
+        anchor: Anchor,
+        spans: Sequence[Span | None],
+        parameters: ProtectedParameters | None = None,
+    ) -> "Copies":
         """Copies of many tensors in memory of their own."""
-        copies = Copies(Copy.like(t, anchor, span) for t, span in zip(tensors, spans, strict=True))
+        copies = Copies((Copy.like(t, anchor, span) for t, span in zip(tensors, spans, strict=True)), parameters)
         copies.take_(tensors)
         return copies
 
@@ -204,9 +214,13 @@ class Copies(Sequence[Copy]):
         """Alike ones together."""
         if not self._copies:
             return []
-        kinds, device = [copy.kind for copy in self], self[0].numbers.device
-        found = alike(kinds, [4 * copy.shape.numel() for copy in self], device)
-        return [Stack(places, [self[i] for i in places]) for places in found]
+        shapes, columns = [copy.shape for copy in self], UNSPLIT
+        if self._parameters is not None and self._parameters.split:
+            # By whole shapes stacks are the same in all processes, which find the scales of vectors together.
+            shapes, columns = list(self._parameters.shapes), self._parameters.columns
+        kinds = [copy.kind(shape) for copy, shape in zip(self, shapes, strict=True)]
+        found = alike(kinds, [4 * shape.numel() for shape in shapes], self[0].numbers.device)
+        return [Stack(places, [self[i] for i in places], columns) for places in found]
 
     def take_(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite the copies by copies of these tensors."""
@@ -224,10 +238,15 @@ class Copies(Sequence[Copy]):
             stack.subtract_from_([tensors[i] for i in stack.places])
 
 
-def _scales(X: Tensor) -> Tensor:
-    """c for every row of tensors (L, …), or for each of them if they have less than two dimensions; float32."""
+def _scales(X: Tensor, columns: Columns = UNSPLIT) -> Tensor:
+    """c for every row of tensors (L, …), or for each of them if they have less than two dimensions; float32.
+
+    A tensor of one dimension may be a part of one that is split: its scale is that of all of it.
+    """
     rows = X.flatten(2) if X.ndim > 2 else X.reshape(len(X), 1, X.shape[1] if X.ndim > 1 else 1)
-    largest = torch.linalg.vector_norm(rows, torch.inf, 2) if rows.shape[2] else rows.new_zeros(rows.shape[:2])
+    largest = torch.linalg.vector_norm(rows, torch.inf, 2) if rows.numel() else rows.new_zeros(rows.shape[:2])
+    if X.ndim < 3:
+        largest = columns.largest_of(largest)
     scales = (largest / _LEVELS).to(torch.float32).clamp_min_(torch.finfo(torch.float32).tiny)
     return scales.view(*scales.shape, *[1] * (X.ndim - 2)) if X.ndim > 1 else scales[:, 0]
 

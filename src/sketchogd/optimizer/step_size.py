@@ -29,28 +29,28 @@ def step_size(optimizer: Optimizer, parameters: ProtectedParameters) -> float:
     seen = [m for t in parameters.tensors if isinstance(m := optimizer.state.get(t, {}).get("exp_avg_sq"), Tensor)]
     if seen and "betas" in settings:
         first = next(t for t in parameters.tensors if "exp_avg_sq" in optimizer.state.get(t, {}))
-        roots, count, steps = numbers_in([*_sums(seen), optimizer.state[first].get("step", 1)])
+        roots, count, steps = numbers_in([*_sums(seen, parameters), optimizer.state[first].get("step", 1)])
         correction = 1 - settings["betas"][1] ** steps
         return rate / (roots / max(1.0, count) / max(correction, 1e-8) ** 0.5 + float(settings["eps"]))
     taken = 1 - float(settings.get("dampening", 0.0))
     return rate * taken / max(1e-3, 1 - float(settings.get("momentum", 0.0)))
 
 
-def _sums(squares: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Σ √v over the entries of some tensors, and how many are positive."""
+def _sums(squares: Sequence[Tensor], parameters: ProtectedParameters) -> tuple[Tensor, Tensor]:
+    """Σ √v over the entries of some tensors, in all processes, and how many are positive."""
     device = squares[0].device
-    if any(local(v) is not v for v in squares):  # over all processes
-        return (
-            torch.stack([v.sqrt().sum().to(device) for v in squares]).sum(),
-            torch.stack([(v > 0).sum().to(device) for v in squares]).sum(),
-        )
+    squares = [local(v) for v in squares]
     roots, counts = [], []
     for places in alike([(v.dtype, v.device) for v in squares], [v.nbytes for v in squares], device):
         v = torch.cat([squares[i].flatten() for i in places]) if len(places) > 1 else squares[places[0]]
         wide = torch.promote_types(v.dtype, torch.float32)
         roots.append(v.sqrt().sum(dtype=wide).to(device))
         counts.append((v > 0).sum().to(device))
-    return torch.stack(roots).sum(), torch.stack(counts).sum()
+    total, count = torch.stack(roots).sum(), torch.stack(counts).sum()
+    if not parameters.split:
+        return total, count
+    both = parameters.columns.vector_total(torch.stack([total.double(), count.double()]))
+    return both[0], both[1]
 
 
 def learning_rate(optimizer: Optimizer, parameters: ProtectedParameters) -> float:

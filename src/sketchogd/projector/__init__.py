@@ -4,6 +4,7 @@
 * `base`: the interface, and where an update is counted from
 * `basis`: projectors on the basis of a sketch of gradients
 * `kronecker`: projectors of one layer, or of alike ones at once
+* `layer_parts`: where layers are among the parameters, also where these are split over processes
 * `layers`: all layers of a layer memory
 * `rules`: `Project`, `Shrink` and `Pull`, which turn what is remembered into one of these
 """
@@ -11,7 +12,8 @@
 from .base import Anchor, Projector
 from .basis import BasisProjector, BlocksProjector, PullingBasis
 from .kronecker import LayerProjector, LayerSpectra, PullingLayer, ShrinkingLayer
-from .layers import LayerPlace, LayersProjector
+from .layer_parts import LayerPlace
+from .layers import LayersProjector
 from .rules import BasisSpectra, Project, Pull, Rule, Shrink
 
 __all__ = [

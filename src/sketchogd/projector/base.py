@@ -60,10 +60,11 @@ class Projector(ABC):
 
     def leak(self, v: Tensor, travelled: float = 1.0) -> float:
         """‖A v‖ / ‖v‖: for a hard projector the share of an update v that lies in protected directions."""
-        size = self._norm(v)
-        return self._norm(self.protected_part_(v.clone(), travelled)) / size if size else 0.0
+        size = self.norm(v)
+        return self.norm(self.protected_part_(v.clone(), travelled)) / size if size else 0.0
 
-    def _norm(self, v: Tensor) -> float:
+    def norm(self, v: Tensor) -> float:
+        """‖v‖, where v is split that of all its parts."""
         return float(self.columns.vector_total(v.norm().double().square()).sqrt())
 
 

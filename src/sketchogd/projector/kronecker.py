@@ -3,11 +3,15 @@
 Letters: ΔW (fan-out, fan-in + 1) an update of a layer's weight with the bias as its last column; V_a (r, fan-in + 1)
 and V_δ (s, fan-out) eigenvectors of the inputs and of the sensitivities as rows, λa and λδ their eigenvalues; L alike
 layers in a stack, where V_a and V_δ have rows of zeros up to the largest r and s.
+
+Where FSDP2 splits a weight over processes, each has some rows of ΔW, or some columns of one that is stored transposed
+(`Part`), and of V_δ or V_a it takes the same ones. What is a sum over all of them (`LayerStack.summand`) is summed over
+processes first: V_δ ΔW, or ΔW V_aᵀ.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -51,6 +55,23 @@ class LayerSpectra:
         return tuple(None if part is None else (part.dtype, part.device) for part in parts)
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which part of ΔW is in this process.
+
+    Args:
+        rows: of the fan-out outputs; None for all.
+        columns: of the fan-in inputs; None for all. The bias is a column that every process has.
+    """
+
+    rows: slice | None = None
+    columns: slice | None = None
+
+
+WHOLE = Part()
+"""All of it."""
+
+
 class LayerProjector(ABC):
     """ΔW ← ΔW − A ΔW for one layer."""
 
@@ -68,8 +89,8 @@ class LayerProjector(ABC):
 
     @staticmethod
     @abstractmethod
-    def stack(layers: Sequence[Any]) -> "LayerStack":
-        """Layers of one kind, to be computed with at once."""
+    def stack(layers: Sequence[Any], part: Part = WHOLE) -> "LayerStack":
+        """Layers of one kind, to be computed with at once, of which this process has the same part."""
 
     def protected_part_(self, D: Tensor, bias: Tensor | None, travelled: float = 1.0) -> None:
         """Overwrite ΔW, given as D (fan-out, fan-in) and its bias column, by its protected part."""
@@ -81,27 +102,69 @@ class LayerProjector(ABC):
 
 
 class LayerStack(ABC):
-    """Alike layers. `spectra` are theirs."""
+    """Alike layers. `spectra` are theirs, and `part` what this process has of their ΔW."""
 
     spectra: list[LayerSpectra]
+    part: Part
 
     @abstractmethod
-    def protected_part(self, M: Tensor, travelled: float) -> Tensor:
-        """A ΔW of every layer, for M (L, fan-out, fan-in + 1); M may be overwritten."""
+    def protected_part(self, M: Tensor, travelled: float, total: Tensor | None = None) -> Tensor:
+        """A ΔW of every layer, for M (L, fan-out, fan-in + 1) or the part of it here; M may be overwritten.
+
+        `total` is the sum of all processes' `summand`, where they have parts.
+        """
+
+    def summand(self, M: Tensor) -> Tensor | None:
+        """What must be summed over processes for a part M of ΔW; None where nothing must.
+
+        V_δ M (L, s, n) for rows, or M V_aᵀ (L, fan-out, r) for columns, without that of the bias.
+        """
+        V, U = self._inputs(M.shape[2]), self._outputs()
+        if self.part.rows is not None and U is not None:
+            return U @ M if V is None or self._outside else (U @ M) @ V.mT
+        if self.part.columns is not None and V is not None:
+            n = _size(self.part.columns)
+            return M[:, :, :n] @ V[:, :, :n].mT
+        return None
+
+    @property
+    @abstractmethod
+    def _outside(self) -> bool:
+        """Whether A is not zero outside of V_a."""
 
     def _inputs(self, n: int) -> Tensor | None:
-        """V_a (L, r, n)."""
-        found = [each.inputs[:, :n] for each in self.spectra if each.inputs is not None]
+        """V_a (L, r, n), those of its columns that M has."""
+        columns = self.part.columns
+        found = [
+            each.inputs[:, :n]
+            if columns is None
+            else torch.cat([each.inputs[:, columns], each.inputs[:, each.inputs.shape[1] - n + _size(columns) :]], 1)
+            for each in self.spectra
+            if each.inputs is not None
+        ]
         return stacked(found) if found else None
 
     def _outputs(self) -> Tensor | None:
-        """V_δ (L, s, fan-out)."""
-        found = [each.outputs for each in self.spectra if each.outputs is not None]
+        """V_δ (L, s, fan-out), those of its columns that M has as rows."""
+        rows = self.part.rows or slice(None)
+        found = [each.outputs[:, rows] for each in self.spectra if each.outputs is not None]
         return stacked(found) if found else None
 
+    def _coordinates(self, M: Tensor, V: Tensor | None, total: Tensor | None) -> Tensor:
+        """X = ΔW V_aᵀ for the rows of M."""
+        if V is None:
+            return M
+        if self.part.columns is None or total is None:
+            return M @ V.mT
+        n = _size(self.part.columns)
+        return total if M.shape[2] == n else total.baddbmm(M[:, :, n:], V[:, :, n:].mT)
+
     def _input_values(self) -> Tensor:
-        """λa over the largest (L, 1, r)."""
-        return (stacked([each.input_values for each in self.spectra]) / self._largest[0][:, :, 0])[:, None, :]
+        """λa over the largest (L, 1, r); where V_a is the identity, of the columns of M."""
+        values = stacked([each.input_values for each in self.spectra]) / self._largest[0][:, :, 0]
+        if self.part.columns is not None and self.spectra[0].inputs is None:
+            values = values[:, self.part.columns]
+        return values[:, None, :]
 
     def _output_values(self) -> Tensor | None:
         """λδ over the largest (L, s, 1)."""
@@ -147,9 +210,9 @@ class ShrinkingLayer(LayerProjector):
         return ShrinkingLayer, self.ridge, self.energy, self.spectra.kind
 
     @staticmethod
-    def stack(layers: "Sequence[ShrinkingLayer]") -> "ShrinkingStack":
+    def stack(layers: "Sequence[ShrinkingLayer]", part: Part = WHOLE) -> "ShrinkingStack":
         """See `LayerProjector`."""
-        return ShrinkingStack([layer.spectra for layer in layers], layers[0].ridge, layers[0].energy)
+        return ShrinkingStack([layer.spectra for layer in layers], layers[0].ridge, layers[0].energy, part)
 
     @property
     def alpha(self) -> Tensor:
@@ -164,6 +227,12 @@ class ShrinkingStack(LayerStack):
     spectra: list[LayerSpectra]
     ridge: float
     energy: float
+    part: Part = WHOLE
+
+    @property
+    def _outside(self) -> bool:
+        """See `LayerStack`."""
+        return False
 
     @property
     def alpha(self) -> Tensor:
@@ -180,7 +249,7 @@ class ShrinkingStack(LayerStack):
         """The smallest product that counts, relative to the largest, (L, 1, 1)."""
         if self.energy >= 1.0:
             return 0.0
-        products = self._products(torch.float64)
+        products = replace(self, part=WHOLE)._products(torch.float64)
         return torch.stack([energy_threshold(each, self.energy) for each in products])[:, None, None]
 
     def _products(self, dtype: torch.dtype) -> Tensor:
@@ -195,11 +264,14 @@ class ShrinkingStack(LayerStack):
         products = self._products(X.dtype)
         return X.mul_(products).div_(products + self.ridge * self._mean.to(X.dtype))
 
-    def protected_part(self, M: Tensor, travelled: float) -> Tensor:
+    def protected_part(self, M: Tensor, travelled: float, total: Tensor | None = None) -> Tensor:
         """See `LayerStack`."""
         V, U = self._inputs(M.shape[2]), self._outputs()
-        X = M if V is None else M @ V.mT
-        X = self._shrunk(X) if U is None else U.mT @ self._shrunk(U @ X)
+        if U is None:
+            X = self._shrunk(self._coordinates(M, V, total))
+        else:
+            rows = self.part.rows is not None and total is not None
+            X = U.mT @ self._shrunk(total if rows else U @ self._coordinates(M, V, total))  # type: ignore[arg-type]
         return X if V is None else X @ V
 
 
@@ -231,10 +303,10 @@ class PullingLayer(LayerProjector):
         return PullingLayer, self.spectra.unseen == 0, self.spectra.kind
 
     @staticmethod
-    def stack(layers: "Sequence[PullingLayer]") -> "PullingStack":
+    def stack(layers: "Sequence[PullingLayer]", part: Part = WHOLE) -> "PullingStack":
         """See `LayerProjector`."""
         spectra = [layer.spectra for layer in layers]
-        return PullingStack(spectra, [layer.weight for layer in layers], [layer.everywhere for layer in layers])
+        return PullingStack(spectra, [layer.weight for layer in layers], [layer.everywhere for layer in layers], part)
 
 
 @dataclass(eq=False)
@@ -249,6 +321,12 @@ class PullingStack(LayerStack):
     spectra: list[LayerSpectra]
     weights: list[float]
     everywhere: list[float]
+    part: Part = WHOLE
+
+    @property
+    def _outside(self) -> bool:
+        """See `LayerStack`."""
+        return self.spectra[0].unseen != 0
 
     @cached_property
     def _values(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
@@ -256,7 +334,7 @@ class PullingStack(LayerStack):
         (a, d), weights, everywhere = self._largest, self._constants(self.weights), self._constants(self.everywhere)
         outside = everywhere + self._constants([each.unseen_outputs for each in self.spectra])
         inputs, outputs = self._input_values(), self._output_values()
-        if self.spectra[0].unseen:
+        if self._outside:
             unseen = self._constants([each.unseen for each in self.spectra])
             inputs = torch.cat([inputs, (unseen / a).to(inputs)], 2)
         seen = None if outputs is None else outputs + (everywhere / d).to(outputs)
@@ -271,28 +349,34 @@ class PullingStack(LayerStack):
         base = soft_share((scale * outside).to(dtype) * inputs.to(dtype))
         return base, soft_share(outputs.to(dtype) * (scale.to(dtype) * inputs.to(dtype))).sub_(base)
 
-    def protected_part(self, M: Tensor, travelled: float) -> Tensor:
+    def protected_part(self, M: Tensor, travelled: float, total: Tensor | None = None) -> Tensor:
         """See `LayerStack`."""
         V, U = self._inputs(M.shape[2]), self._outputs()
         base, more = self._shares(M.dtype, travelled)
+        rows = self.part.rows is not None and total is not None
         if V is None:
-            return _scaled(M, U, base, more, None if U is None else U @ M)
-        X = M @ V.mT
-        UX = None if U is None else U @ X
-        if not self.spectra[0].unseen:
+            return _scaled(M, U, base, more, None if U is None else total if rows else U @ M)
+        X = self._coordinates(M, V, total)
+        UM = None if U is None or not self._outside else total if rows else U @ M
+        UX = None if U is None else U @ X if not rows else total if UM is None else UM @ V.mT
+        if not self._outside:
             return _scaled(X, U, base, more, UX) @ V
         base, base_outside = base[:, :, :-1] - base[:, :, -1:], base[:, :, -1:]
         more_outside = None
         if more is not None:
             more, more_outside = more[:, :, :-1] - more[:, :, -1:], more[:, :, -1:]
         inside = _scaled(X, U, base, more, UX)
-        return _scaled(M, U, base_outside, more_outside, None if U is None else U @ M).baddbmm_(inside, V)
+        return _scaled(M, U, base_outside, more_outside, UM).baddbmm_(inside, V)
 
 
 def _scaled(X: Tensor, U: Tensor | None, base: Tensor, more: Tensor | None, UX: Tensor | None) -> Tensor:
     """X ∘ base + Uᵀ ((U X) ∘ more) for U X, which is overwritten."""
     found = X * base
     return found if U is None or UX is None or more is None else found.baddbmm_(U.mT, UX.mul_(more))
+
+
+def _size(part: slice) -> int:
+    return int(part.stop - part.start)
 
 
 def soft_weights(products: Tensor, ridge: float, mean: Tensor | float, least: Tensor | float = 0.0) -> Tensor:

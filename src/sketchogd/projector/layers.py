@@ -1,7 +1,8 @@
 """All layers of a layer memory together, each with a projector of its own.
 
 Layers whose weights have one shape are computed with at once (`linalg.stacks`), so that a network of many small layers
-does not wait for as many kernels.
+does not wait for as many kernels. Where weights are split over processes, what all of their layers need of each other
+is summed in one all-reduce, or in several of about SUM_BYTES.
 """
 
 from collections.abc import Sequence
@@ -12,38 +13,11 @@ import torch
 from torch import Tensor
 
 from ..linalg.stacks import alike, stacked
-from ..model.parameters import ProtectedParameters, local
+from ..model.parameters import ProtectedParameters
 from .base import Anchor, Projector
-from .kronecker import LayerProjector, LayerStack
+from .kronecker import WHOLE, LayerProjector, LayerStack, Part
+from .layer_parts import LayerPlace, replace_parts
 from .span import Span
-
-
-@dataclass(frozen=True)
-class LayerPlace:
-    """Where a layer is among the protected parameters.
-
-    Args:
-        weight: index of the weight.
-        bias: index of the bias, if it has one.
-        transposed: whether the weight is stored as (fan-in, fan-out).
-        tokens: whether it is an embedding, whose inputs are tokens.
-    """
-
-    weight: int
-    bias: int | None
-    transposed: bool
-    tokens: bool = False
-
-    def span(self, layer: "LayerProjector | None", tensors: Sequence[Tensor]) -> Span | None:
-        """The directions in which a layer is pulled: none while nothing is remembered of it."""
-        t, turned = tensors[self.weight], self.transposed and not self.tokens
-        n = len(t) if turned else t[0].numel()
-        if layer is None:
-            return Span(t.detach().new_empty(0, n), None, turned)
-        V = layer.spectra.outputs if self.tokens else layer.spectra.inputs
-        if V is None:
-            return None
-        return Span(V[:, :n], None if self.bias is None or self.tokens else V[:, n], turned)
 
 
 @dataclass(eq=False)
@@ -65,6 +39,9 @@ class LayersProjector(Projector):
     others: Projector | None
     other_indices: tuple[int, ...]
     anchor: Anchor | None = None
+
+    def __post_init__(self) -> None:
+        self.columns = self.parameters.columns
 
     @property
     def empty(self) -> bool:
@@ -90,23 +67,34 @@ class LayersProjector(Projector):
         """The layers of which something is remembered, alike ones together."""
         names = [name for name in self.places if name in self.layers]
         places, layers = [self.places[name] for name in names], [self.layers[name] for name in names]
-        weights = [local(self.parameters.tensors[place.weight].detach()) for place in places]
+        # Of split weights the shapes of the whole ones, so that stacks are the same in all processes.
+        shapes = [self.parameters.shapes[place.weight] for place in places]
         keys = [
-            (type(layer), layer.kind, tuple(t.flatten(1).shape), place.transposed, place.bias is None)
-            for layer, place, t in zip(layers, places, weights, strict=True)
+            (type(layer), layer.kind, (shape[0], shape[1:].numel()), place.transposed, place.bias is None)
+            for layer, place, shape in zip(layers, places, shapes, strict=True)
         ]
+        sizes = [self.parameters.dtype.itemsize * shape.numel() for shape in shapes]
         return [
-            (layers[found[0]].stack([layers[i] for i in found]), [places[i] for i in found])
-            for found in alike(
-                keys, [self.parameters.dtype.itemsize * t.numel() for t in weights], self.parameters.device
-            )
+            (layers[i].stack([layers[j] for j in found], self._part(places[i])), [places[j] for j in found])
+            for i, *more in alike(keys, sizes, self.parameters.device)
+            for found in [[i, *more]]
         ]
+
+    def _part(self, place: LayerPlace) -> Part:
+        """What is here of a layer's ΔW."""
+        if not self.parameters.split:
+            return WHOLE
+        rows = self.parameters.rows(place.weight)
+        return Part(columns=rows) if place.transposed else Part(rows=rows)
 
     def protected_part_(self, v: Tensor, travelled: float = 1.0) -> Tensor:
         """A v, layer by layer; a layer of which nothing is remembered has A = 0."""
         pieces = self.parameters.unflatten(v)
-        for stack, places in self._stacks:
-            _replace(stack, places, pieces, travelled)
+        if self.parameters.split:
+            replace_parts(self.parameters, self._stacks, pieces, travelled)
+        else:
+            for stack, places in self._stacks:
+                _replace(stack, places, pieces, travelled)
         unseen = [place for name, place in self.places.items() if name not in self.layers]
         if unseen:
             indices = [i for place in unseen for i in (place.weight, place.bias) if i is not None]
@@ -116,12 +104,23 @@ class LayersProjector(Projector):
             if self.others is None or self.others.empty:
                 torch._foreach_zero_(others)
             else:
-                vector = torch.cat([piece.flatten() for piece in others])
-                parts = self.others.protected_part_(vector, travelled).split([piece.numel() for piece in others])
-                torch._foreach_copy_(
-                    others, [part.view(piece.shape) for piece, part in zip(others, parts, strict=True)]
-                )
+                self._replace_others(self.others, others, travelled)
         return v
+
+    def _replace_others(self, projector: Projector, pieces: list[Tensor], travelled: float) -> None:
+        """Overwrite the parameters of no layer; where these are split, their vector has zeros for other processes'."""
+        if not self.parameters.split:
+            vector = torch.cat([piece.flatten() for piece in pieces])
+            parts = projector.protected_part_(vector, travelled).split([piece.numel() for piece in pieces])
+        else:
+            shapes = [self.parameters.shapes[i] for i in self.other_indices]
+            vector = pieces[0].new_zeros(sum(shape.numel() for shape in shapes))
+            wholes = [t.view(shape) for t, shape in zip(vector.split([s.numel() for s in shapes]), shapes, strict=True)]
+            mine = [whole[self.parameters.rows(i)] for whole, i in zip(wholes, self.other_indices, strict=True)]
+            torch._foreach_copy_(mine, pieces)
+            projector.protected_part_(vector, travelled)
+            parts = tuple(mine)
+        torch._foreach_copy_(pieces, [part.view(piece.shape) for piece, part in zip(pieces, parts, strict=True)])
 
 
 def _replace(stack: LayerStack, places: Sequence[LayerPlace], pieces: Sequence[Tensor], travelled: float) -> None:

@@ -37,6 +37,9 @@ class Columns(ABC):
                 yield slice(held + start - part.start, held + stop - part.start), slice(start, stop)
                 start = stop
 
+    parts: int = 1
+    """Over how many processes a vector is split."""
+
     @abstractmethod
     def total(self, x: Tensor) -> Tensor:
         """Sum x over all processes that hold columns, in place; returns x."""
@@ -56,12 +59,52 @@ class Columns(ABC):
     def complete_(self, v: Tensor) -> Tensor:
         """Fill in the entries of v that other processes hold, once each has written its own; returns v."""
 
+    def norm(self, here: Tensor) -> Tensor:
+        """Complete the norm of a vector, given that of the entries of v in this process."""
+        return self.vector_total(here.double().square()).sqrt()
+
+    def largest_of(self, x: Tensor) -> Tensor:
+        """Return the elementwise maximum of x over all processes that hold entries of v, in place."""
+        return x
+
     @abstractmethod
     def vector_total(self, x: Tensor) -> Tensor:
         """Complete a sum x over the entries of v, in place; returns x.
 
         x was computed from the v of this process; if that has only some of the d entries, x is summed over processes.
         """
+
+
+class Scattered(Columns):
+    """All columns are in this process; of vectors only some entries are, with zeros in place of the others.
+
+    Args:
+        others: where the other entries are.
+    """
+
+    def __init__(self, others: Columns) -> None:
+        super().__init__(0, (range(0),))
+        self.others = others
+
+    def total(self, x: Tensor) -> Tensor:
+        """See `Columns`: a sum over columns is one over entries, some of which were zero here."""
+        return self.others.vector_total(x)
+
+    def largest(self, x: float) -> float:
+        """See `Columns`."""
+        return self.others.largest(x)
+
+    def of(self, v: Tensor) -> Tensor:
+        """Return v unchanged."""
+        return v
+
+    def complete_(self, v: Tensor) -> Tensor:
+        """Return v unchanged: each process has computed all entries."""
+        return v
+
+    def vector_total(self, x: Tensor) -> Tensor:
+        """See `Columns`."""
+        return self.others.vector_total(x)
 
 
 class Whole(Columns):
@@ -89,6 +132,10 @@ class Whole(Columns):
     def vector_total(self, x: Tensor) -> Tensor:
         """Return x unchanged."""
         return x
+
+    def norm(self, here: Tensor) -> Tensor:
+        """Return the norm unchanged."""
+        return here
 
 
 UNSPLIT: Columns = Whole(0)

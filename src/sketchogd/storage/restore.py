@@ -219,7 +219,7 @@ def _anchor(
     anchor, weights = memory.rule.anchor, [local(t.detach()) for t in parameters.tensors]
     spans = [None if projector is None else projector.span(i) for i in range(len(weights))]
     pairs = zip(weights, spans, strict=True)
-    copies = Copies([] if anchor is None else [Copy.like(t, anchor, span) for t, span in pairs])
+    copies = Copies([] if anchor is None else [Copy.like(t, anchor, span) for t, span in pairs], parameters)
     parts = {
         ANCHOR + name + suffix: part
         for name, copy in zip(parameters.names, copies, strict=False)

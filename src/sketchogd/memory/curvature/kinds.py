@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...model.batches import batch_size
-from ...model.layers import MIXED, orders_of_positions
+from ...model.layers import EXAMPLES_FIRST, MIXED, orders_of_positions
 from ...model.sensitivities import Reading
 from ...projector.kronecker import LayerSpectra
 from ...projector.rules import STRENGTH
@@ -100,9 +100,11 @@ class SinglePositions(Curvature):
         outputs = any(part == "outputs" for _, part in sketches)
         if all(Product.possible(sketch) for sketch in sketches.values()):
             products = products_of(uses, _deltas(reading, scale) if outputs else iter(()), sketches)
-            if products is None:
+            if reading.anywhere(products is None):
                 reading = reading.again()
-                uses = reading.uses_of_tokens()
+                uses = reading.uses_of_tokens() if products is None else uses
+                for _ in _deltas(reading, scale) if outputs and products is not None else ():
+                    pass  # another process makes these passes
         if products is None:
             # A sketch of another kind, or numbers that are not finite or that float32 cannot square: row by row.
             seen = list(_deltas(reading, scale)) if outputs else []
@@ -155,26 +157,33 @@ class PartialTraces(Curvature):
         # Experts that see some of the positions see others in every batch, so shapes belong to the key.
         key = tuple((use.layer.name, len(use.input) / b, use.input.shape[1:]) for use in reading.uses)
         orders = self._orders.get(key)
-        if orders is None:
-            orders = orders_of_positions(reading.uses, reading.outputs)
-            if b > 1:
-                self._orders[key] = orders
+        if reading.anywhere(orders is None and b > 1):
+            if orders is None and b > 1:
+                orders = self._orders[key] = orders_of_positions(reading.uses, reading.outputs)
+            else:
+                reading.accompany(1)
+        orders = [EXAMPLES_FIRST] * len(reading.uses) if orders is None else orders  # of a single example
         signed = MIXED in orders
         if all(Product.possible(sketch) for each in factors.values() for _, sketch in each.sketches()):
             sums = TraceSums(factors, reading.uses, orders, b)
             with torch.no_grad(), torch.autocast(_device(reading), enabled=False):
                 for passes in _gathered(_deltas(reading, scale, signed)):
                     sums.add(passes)
-            if sums.hold():
+            held = sums.hold()
+            if not reading.anywhere(not held):
                 return sums.commit
             reading = reading.again()
+            if held:
+                for _ in _deltas(reading, scale, signed):
+                    pass  # another process makes these passes
+                return sums.commit
         seen = list(_deltas(reading, scale, signed))
         require_finite_uses(reading.uses, seen, reading.inputs)
 
         def commit() -> None:
             with torch.no_grad():
                 for deltas in seen:
-                    for name, G in explicit_gradients(reading.uses, orders or [], deltas, b):
+                    for name, G in explicit_gradients(reading.uses, orders, deltas, b):
                         factors[name].observe_gradients(G)
 
         return commit
