@@ -1,6 +1,6 @@
 """Which output head a model uses, and how many test examples it gets right with the head of each task."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sketchogd.lab.streams.tasks import Pair
-from sketchogd.model.batches import evaluating
+from sketchogd.model.batches import evaluating, logits_of
 
 EVALUATED_AT_ONCE = 10_000
 
@@ -58,6 +58,11 @@ class Heads:
         """The mean cross-entropy of a batch through a head."""
         with self.using(head):
             return cross_entropy(self.model(inputs), targets)
+
+    def logits(self, inputs: Tensor, head: int, answer: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The logits of a batch through a head; see `Logits`."""
+        with self.using(head):
+            return logits_of((answer or self.model)(inputs))
 
     @torch.no_grad()
     def count_right(self, inputs: Tensor, targets: Tensor, head: int) -> Tensor:

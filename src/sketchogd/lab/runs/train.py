@@ -87,8 +87,9 @@ def fit(
     training, processes = training or Training(), processes or Alone()
     heads = Heads(model.to(device), stream.recipes[0].head)
     optimizer = make_optimizer(model, training)
-    example_nbytes = bytes_of_example(*stream.train(0))
-    shared: dict[str, Any] = {"group": processes.group, "own": processes.own}
+    example = stream.train(0)
+    shared: dict[str, Any] = {"group": processes.group, "own": processes.own, **facts_of(stream, heads, example[0])}
+    example_nbytes = bytes_of_example(*example)
     setup = Setup(model, optimizer, heads.loss, len(stream), example_nbytes, protected, seed, **shared)
     learner = build(method, setup)
     loop = TaskLoop(stream, heads, optimizer, learner, method, training, seed, device, folder, progress, processes)
@@ -297,6 +298,12 @@ def follow(
     model = known.network(stream, config.seed)
     options: dict[str, Any] = {"seed": config.seed, "device": device, "protected": known.protected}
     return fit(stream, model, config.method, config.training, processes=processes, **options)
+
+
+def facts_of(stream: Stream, heads: Heads, inputs: Tensor) -> dict[str, Any]:
+    """What a `Setup` says of the stream and of the model's heads; `inputs` (n, …) are some of the stream's."""
+    facts: dict[str, Any] = {"logits": heads.logits, "encoding": stream.encoding, "classes": stream.classes}
+    return facts | {"encoded_nbytes": stream.encoding.nbytes(inputs)}
 
 
 def shuffled(n: int, seed: int, task: int, epoch: int) -> Tensor:

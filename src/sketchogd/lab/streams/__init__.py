@@ -1,5 +1,6 @@
 """Streams of tasks.
 
+* `encodings`: inputs in as few bytes as lose nothing
 * `tasks`: a task, and a sequence of tasks that are built when asked for
 * `transforms`: what happens to pixels on their way into a network
 * `streams`: rotated, permuted, split and drifting streams, and streams from your own data

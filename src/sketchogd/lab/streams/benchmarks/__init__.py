@@ -75,4 +75,4 @@ def benchmark(
             raise ValueError(f"{key} is an option of {', '.join(taking) or 'no benchmark'}; {name} has none")
     images = datasets.load(chosen.dataset, data_folder)
     stream = chosen.stream(images, seed=seed, tasks=tasks, n_train=n_train, n_test=n_test, **given)
-    return Stream(name, stream.recipes)
+    return Stream(name, stream.recipes, stream.encoding)
