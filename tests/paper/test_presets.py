@@ -29,7 +29,7 @@ def by_method(preset: presets.Preset, benchmark: str) -> dict:
 def test_table_1_is_the_published_grid() -> None:
     preset = presets.table1()
     assert len(preset.runs) == 4 * 7 * 5
-    for benchmark in BENCHMARKS:
+    for benchmark in settings.PAPER:
         runs = by_method(preset, benchmark)
         assert set(runs) == set(published.TABLE_1)
         assert all(run.training.epochs == 30 and run.training.batch == 10 for run in runs.values())
@@ -45,7 +45,7 @@ def test_table_1_is_the_published_grid() -> None:
 
 
 def test_table_2_compresses_4800_gradients_to_1200_vectors() -> None:
-    for benchmark in BENCHMARKS:
+    for benchmark in settings.PAPER:
         runs = by_method(presets.table2([benchmark], seeds=1), benchmark)
         assert set(runs) == set(published.TABLE_2)
         for name in ("sketchogd-1", "sketchogd-2", "sketchogd-3", "ogd"):
@@ -107,7 +107,7 @@ class Seen(Exception):
     """Carries what a method was about to be built with, so that no large sketch is allocated."""
 
 
-@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("benchmark", settings.PAPER)
 def test_every_budget_of_equal_bytes_is_kept_and_used(benchmark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = record(benchmark)
     model = known.network(stream_of(known), 0)

@@ -7,20 +7,23 @@ import typer
 
 from sketchogd.cli import show
 from sketchogd.cli.options import Json, friendly
-from sketchogd.lab.data import datasets
+from sketchogd.lab.data import datasets, sources
 from sketchogd.lab.names import unknown
 
 
 @friendly
 def data(
     folder: Annotated[Path | None, typer.Option(help="Where to look; by default $SKETCHOGD_DATA.")] = None,
-    download: Annotated[str | None, typer.Option(help="Fetch this data set into the folder first.")] = None,
+    download: Annotated[
+        str | None, typer.Option(help="Fetch this data set, or these weights, into the folder first.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Which data sets are here, checked against their checksums."""
+    """Which data sets and weights are here, checked against their checksums."""
     if download is not None:
-        if download not in datasets.NAMES:
-            raise ValueError(unknown("data set", download, datasets.NAMES))
+        known = [*datasets.NAMES, *sources.WEIGHTS]
+        if download not in known:
+            raise ValueError(unknown("data set", download, known))
         if folder is None:
             raise ValueError("say where to put it: --folder FOLDER")
         with show.err.status(f"downloading {download}"):
@@ -32,4 +35,8 @@ def data(
         show.as_json(rows)
     else:
         yes = {True: "yes", False: "no"}
-        show.table("data sets", rows, {"name": str, "ready": yes.__getitem__, "verified": yes.__getitem__, "note": str})
+        show.table(
+            "data sets and weights",
+            rows,
+            {"name": str, "ready": yes.__getitem__, "verified": yes.__getitem__, "note": str},
+        )

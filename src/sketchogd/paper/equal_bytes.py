@@ -46,7 +46,7 @@ PAPER_SIZED = ("sketchogd-1", "sketchogd-2", "sketchogd-3", "pca-ogd", "random-o
 FIXED_SIZE = ("ewc", "si")
 LEFT_OUT = (
     *("sgd", "ogd", "gradient-ogd", "both", "a-gem-published"),
-    *("der", "gpm-published", "sgp", "owm", "orfit", "laplace", "l2", "averaging", "lwf"),
+    *("protect", "der", "gpm-published", "sgp", "owm", "orfit", "laplace", "l2", "averaging", "lwf"),
 )
 """Methods without a size or for comparison only, and those that came later, which are compared on networks."""
 

@@ -47,6 +47,7 @@ NAMES = [
     "layer-sketch",
     "gpm",
     "both",
+    "protect",
     "a-gem",
     "ewc",
     "si",
@@ -82,6 +83,7 @@ SMALL = {
     "der": {"capacity": 9, "batch": 4},
     "gpm-published": {"energy": 0.7},
     "sgp": {"energy": 0.7},
+    "protect": {"share": 4.0},
     "orfit": {"rank": 8, "share": 0.1},
 }
 P = 12 * 16 + 16 + 16 * 3 + 3
@@ -137,6 +139,7 @@ def test_titles_styles_and_the_order_of_tables(monkeypatch: pytest.MonkeyPatch) 
     assert [style(name) for name in ("layer-sketch", "sgd", "random-ogd", "both")] == [0, 7, 15, None]
     assert listed()[:4] == ["sgd", "ogd", "random-ogd", "pca-ogd"]
     assert listed()[-5:] == ["a-gem", "replay", "der", "a-gem-published", "both"]
+    assert listed()[10] == "protect"
     assert set(listed()) == set(KINDS)
     assert len(listed()) == len(KINDS)
     assert (title("zzz"), style("zzz"), keeps_examples("zzz")) == ("zzz", None, False)

@@ -35,6 +35,9 @@ class Learner(ABC):
         """Steps whose displacement is still to be projected; the state can be stored only when there are none."""
         return 0
 
+    def settle(self) -> None:  # noqa: B027 - a hook
+        """Project the steps that wait for their projection now."""
+
     def preview(self) -> AbstractContextManager[None]:
         """A block in which the weights are as they should be evaluated; it changes nothing for training."""
         return nullcontext()

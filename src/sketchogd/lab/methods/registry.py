@@ -73,6 +73,7 @@ class Setup:
         encoding: the lossless form in which examples of the stream take fewest bytes.
         encoded_nbytes: bytes to keep one example in that form.
         classes: outputs of a head.
+        rows: examples that go through the model at once when a task is remembered; None for the method's own number.
     """
 
     model: nn.Module
@@ -88,6 +89,7 @@ class Setup:
     encoding: Encoding = AS_GIVEN
     encoded_nbytes: int = 0
     classes: int = 0
+    rows: int | None = None
 
     @property
     def answers(self) -> Logits:
@@ -131,7 +133,7 @@ KINDS: dict[str, Kind] = {}
 
 FIRST = (
     *("sgd", "ogd", "random-ogd", "pca-ogd", "sketchogd-1", "sketchogd-2", "sketchogd-3", "sketchogd"),
-    *("sketchogd-blocks", "sketchogd-pull", "gradient-ogd", "layer-sketch", "gpm", "fd-ogd", "ipca-ogd"),
+    *("sketchogd-blocks", "sketchogd-pull", "protect", "gradient-ogd", "layer-sketch", "gpm", "fd-ogd", "ipca-ogd"),
     *("gpm-published", "sgp", "owm", "orfit", "ewc", "si", "laplace", "l2", "averaging", "lwf"),
     *("a-gem", "replay", "der"),
 )
