@@ -13,8 +13,8 @@ from sketchogd.cli.show import err
 from sketchogd.errors import ProtectionError
 from sketchogd.lab.names import unknown
 
-FAILED, WRONG, INTERRUPTED = 1, 2, 130
-"""Exit codes: a run failed; the command cannot be carried out as given; Ctrl-C."""
+FAILED, WRONG, UNFINISHED, INTERRUPTED = 1, 2, 3, 130
+"""Exit codes: a run failed; the command cannot be carried out as given; the time was up; Ctrl-C."""
 
 Seeds = Annotated[int, typer.Option(min=1, help="How many seeds, counted from 0.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Processes at a time, with one thread each.")]

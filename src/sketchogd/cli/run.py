@@ -5,6 +5,7 @@ With `torchrun --nproc-per-node N -m sketchogd.cli run …` N processes do each 
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from sketchogd.budget import parse_bytes
 from sketchogd.cli import show
 from sketchogd.cli.options import (
     FAILED,
+    UNFINISHED,
     Data,
     Device,
     Epochs,
@@ -36,7 +38,7 @@ from sketchogd.lab.methods import KINDS
 from sketchogd.lab.names import unknown
 from sketchogd.lab.runs import config, grid, torchrun, train
 from sketchogd.lab.runs.config import RunConfig, Training, default_method
-from sketchogd.lab.runs.grid import Outcome, Update
+from sketchogd.lab.runs.grid import Outcome, TimeUp, Update
 from sketchogd.lab.streams import BENCHMARKS, record
 from sketchogd.paper import presets
 from sketchogd.paper.ablations import ABLATIONS
@@ -114,8 +116,12 @@ def _list(text: str | None) -> list[str] | None:
 @friendly
 def reproduce(
     what: Annotated[str, typer.Argument(help=", ".join(presets.PRESETS))],
-    benchmarks: Annotated[str | None, typer.Option(help="Only these, with commas. Default: all four.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Only these, with commas. Default: those of the paper.")] = None,
+    benchmarks: Annotated[
+        str | None, typer.Option(help="Only these, with commas. Default: those of the experiment.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Only these, with commas. Default: those of the experiment.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: the experiment's own.")] = None,
     budget: Annotated[str | None, typer.Option(help="For equal-bytes: one budget for every method.")] = None,
     groups: Annotated[str | None, typer.Option(help="For ablations: " + ", ".join(ABLATIONS))] = None,
@@ -126,9 +132,16 @@ def reproduce(
     jobs: Jobs = 1,
     side_by_side: SideBySide = None,
     device: Device = "cpu",
+    time_limit: Annotated[
+        float | None, typer.Option(min=1, help="Stop after so many seconds; the same command goes on from there.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Repeat an experiment of the paper, or compare all methods at equal bytes; the report page is written too."""
+    """Repeat an experiment of the paper, compare all methods at equal bytes, or on networks people use.
+
+    The report page is written too. What is interrupted goes on from its last checkpoint, and several processes may be
+    given the same command.
+    """
     if what not in presets.PRESETS:
         raise ValueError(unknown("experiment", what, presets.PRESETS))
     asked: dict[str, Any] = {"benchmarks": _list(benchmarks), "methods": _list(methods), "seeds": seeds}
@@ -137,14 +150,18 @@ def reproduce(
             raise ValueError("--budget is for equal-bytes; the memory sizes of the paper's experiments are fixed")
         asked["budget"] = budget
     if groups is not None:
-        if what != "ablations":
-            raise ValueError("--groups is for ablations; the other experiments have none")
+        if what not in ("ablations", "networks-ablations"):
+            raise ValueError("--groups is for ablations and networks-ablations; the other experiments have none")
         asked["groups"] = _list(groups)
     preset = presets.PRESETS[what](**{key: value for key, value in asked.items() if value is not None})
     preset = presets.changed(preset, every=every, epochs=epochs)
     folder = out or Path("runs") / what
     title = f"{what}: {preset.summary}"
-    outcomes = _carry_out(preset.runs, title, folder, jobs, device, data, json_, side_by_side)
+    try:
+        outcomes = _carry_out(preset.runs, title, folder, jobs, device, data, json_, side_by_side, time_limit)
+    except TimeUp:
+        show.err.print(f"the time is up after {time_limit:g} s; the same command goes on from here")
+        raise typer.Exit(UNFINISHED) from None
     if any(outcome.status in ("finished", "skipped") for outcome in outcomes):
         write_page(folder, folder / "report.html")
     _finish(outcomes)
@@ -159,17 +176,25 @@ def _carry_out(
     data: Path | None,
     as_json: bool,
     side_by_side: int | None = None,
+    time_limit: float | None = None,
 ) -> list[Outcome]:
-    """Do the runs under a progress bar and print their table."""
+    """Do the runs under a progress bar and print their table. Raises TimeUp at the limit."""
+    begun = time.monotonic()
     chosen = devices(device)
     _note_missing_data(runs, data)
     if _launched():
         outcomes = _with_torchrun(runs, out, device, data, quiet=as_json)
     else:
         with show.grid_bar(runs, quiet=as_json) as listener:
+
+            def watched(update: Update) -> None:
+                listener(update)
+                if time_limit is not None and time.monotonic() - begun > time_limit:
+                    raise TimeUp
+
             shared: dict[str, Any] = {"jobs": jobs, "together": side_by_side, "devices": chosen}
             shared["plugins"] = ("sketchogd.paper",)
-            outcomes = grid.run_grid(runs, out, **shared, data_folder=data, listener=listener)
+            outcomes = grid.run_grid(runs, out, **shared, data_folder=data, listener=watched)
     rows = rows_of(runs, out, PAPER)
     if as_json:
         show.as_json(rows)
@@ -182,10 +207,12 @@ def _carry_out(
 def _note_missing_data(runs: Sequence[RunConfig], data: Path | None) -> None:
     """Say which data sets the runs need that are not here, and how to get them."""
     for name in dict.fromkeys(run.benchmark for run in runs):
-        dataset = record(name).dataset
-        if why := datasets.missing(dataset, data):
-            show.err.print(f"note: {why} Or: sketchogd data --download {dataset} --folder FOLDER, then --data FOLDER")
-            show.err.print(f"note: without it runs of {name} fail; all others are done")
+        for needed in filter(None, (record(name).dataset, record(name).weights)):
+            if why := datasets.missing(needed, data):
+                show.err.print(
+                    f"note: {why} Or: sketchogd data --download {needed} --folder FOLDER, then --data FOLDER"
+                )
+                show.err.print(f"note: without it runs of {name} fail; all others are done")
 
 
 def _launched() -> bool:

@@ -303,19 +303,23 @@ def _both(settings: Method, setup: Setup) -> Learner:
     sizes=["share"],
     share=1.0,
     strength=None,
+    rank=None,
+    curvature=None,
+    damping=None,
+    outputs=None,
+    anchor_dtype=None,
 )
 def _protect(settings: Method, setup: Setup) -> Learner:
-    options = settings.options
-    budget = settings.budget if settings.budget is not None else f"{options['share']:.0%}"
-    chosen = {} if options["strength"] is None else {"strength": options["strength"]}
-    protection = so.protect(
-        setup.model,
-        setup.optimizer,
-        budget=budget,
-        parameters=setup.protected,
-        every=settings.every,
-        group=setup.group,
-        **chosen,
-    )
+    """With a rank the memory is a `LayerMemory` with the options that are given, and there is no budget."""
+    options = {key: value for key, value in settings.options.items() if value is not None}
+    share, rank = options.pop("share", 1.0), options.pop("rank", None)
+    chosen: dict[str, Any] = {"parameters": setup.protected, "every": settings.every, "group": setup.group}
+    if rank is not None:
+        chosen["memory"] = so.LayerMemory(rank, **options, seed=setup.seed_of(settings.name))
+    elif options.keys() - {"strength"}:
+        raise ValueError(f"protect: {', '.join(options.keys() - {'strength'})} needs a rank instead of a budget")
+    else:
+        chosen |= {"budget": settings.budget if settings.budget is not None else f"{share:.0%}", **options}
+    protection = so.protect(setup.model, setup.optimizer, **chosen)
     rows = setup.rows or ROWS_AT_ONCE
     return Protected(protection, settings.examples, settings.every, setup.seed, setup.own, rows=rows)

@@ -79,6 +79,9 @@ class Benchmark:
         tuned: options per method, where others than the usual ones are best on held-out training data.
         options: names of the options that `stream` takes; each is a field of `RunConfig` as well.
         goal: the accuracy to reach, None for no such goal.
+        budget: bytes that a memory may take where networks are compared, 0 for benchmarks of the paper.
+        seeds: how many seeds such a comparison has.
+        published: accuracy and backward transfer that others publish, in percent, by method.
     """
 
     name: str
@@ -98,6 +101,9 @@ class Benchmark:
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     options: frozenset[str] = frozenset()
     goal: float | None = None
+    budget: int = 0
+    seeds: int = 5
+    published: Mapping[str, tuple[float, float | None]] = field(default_factory=dict)
 
     def model(self, stream: Stream, seed: int, data_folder: str | Path | None = None) -> nn.Module:
         """The network with its published weights, if it has any.

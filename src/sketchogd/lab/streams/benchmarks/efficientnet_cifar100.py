@@ -49,5 +49,6 @@ EFFICIENTNET_CIFAR100 = Benchmark(
         fresh=True,
     ),
     weights="efficientnet-lite0",
+    budget=4 * 3_371_008,
     options=frozenset({"per_task", "single_head"}),
 )

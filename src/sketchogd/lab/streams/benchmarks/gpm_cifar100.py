@@ -43,5 +43,16 @@ GPM_CIFAR100 = Benchmark(
         "gpm-published": {"energy": 0.97, "more": 0.003, "samples": [24, 100, 100, 125, 125]},
         "sgp": {"energy": 0.97, "more": 0.003, "samples": [24, 100, 100, 125, 125], "scale": 10.0},
     },
+    budget=8_000_000,
+    published={
+        "multitask": (79.58, None),
+        "EWC": (68.80, -2.0),
+        "OWM": (50.94, -30.0),
+        "GPM": (72.48, -0.9),
+        "TRGP, task identity inside the layers": (74.46, -0.9),
+        "CUBER": (75.54, 0.13),
+        "SGP": (76.05, None),
+        "QGPM, 8 bit": (70.70, -0.81),
+    },
     options=frozenset({"per_task", "single_head"}),
 )

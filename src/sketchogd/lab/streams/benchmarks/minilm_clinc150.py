@@ -21,5 +21,7 @@ MINILM_CLINC150 = Benchmark(
         epochs=4, batch=32, lr=1e-4, optimizer="adamw", curve=False, schedule="onecycle", clip=1.0, fresh=True
     ),
     goal=0.96,
+    budget=2 * 22_565_376,
+    seeds=3,
     options=frozenset({"single_head"}),
 )

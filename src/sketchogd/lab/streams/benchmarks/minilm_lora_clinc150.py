@@ -21,5 +21,7 @@ MINILM_LORA_CLINC150 = Benchmark(
         epochs=4, batch=32, lr=1e-3, optimizer="adamw", curve=False, schedule="onecycle", clip=1.0, fresh=True
     ),
     goal=0.95,
+    budget=4 * 4 * 73_728,
+    seeds=3,
     options=frozenset({"single_head"}),
 )

@@ -47,5 +47,6 @@ RESNET_CIFAR100 = Benchmark(
         weight_decay=5e-4,
         fresh=True,
     ),
+    budget=4 * 11_168_832,
     options=frozenset({"per_task", "single_head"}),
 )

@@ -47,5 +47,7 @@ VIT_CIFAR100 = Benchmark(
         clip=1.0,
         fresh=True,
     ),
+    budget=4 * 2_691_264,
+    seeds=3,
     options=frozenset({"per_task", "single_head"}),
 )
