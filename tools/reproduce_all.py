@@ -31,11 +31,9 @@ from sketchogd.lab.runs import grid
 from sketchogd.lab.runs.config import RunConfig
 from sketchogd.lab.runs.grid import TimeUp
 from sketchogd.paper import presets
+from sketchogd.paper.networks import EXPERIMENTS as NETWORKS
 from sketchogd.paper.settings import PAPER
 from tools.pack import pack
-
-NETWORKS = (*("networks-tuning", "networks", "class-incremental", "long-streams", "one-pass", "networks-ablations"),)
-"""Those on networks: every run is a piece of its own, which goes on from its checkpoint."""
 
 ORDER = ("table1", "spectra", "table2", "ridges", "goals", "equal-bytes", "ablations", "causes", *NETWORKS)
 """All experiments but `curves`, whose runs are the first seeds of table1. Bundles keep most of the first two."""
@@ -65,6 +63,7 @@ def all_pieces(chunk: int, seeds: int | None = None) -> list[Piece]:
             for run in runs.values():
                 if run.benchmark == benchmark:
                     settings.setdefault(run.setting, []).append(run)
+            # A run of networks is a piece of its own, which goes on from its checkpoint.
             most = 1 if preset in NETWORKS else max(1, chunk // PAPER[benchmark].slowness)
             for number, part in enumerate(_chunks(list(settings.values()), most), start=1):
                 pieces.append(Piece(f"{preset}/{benchmark}/{number}", preset, tuple(part)))

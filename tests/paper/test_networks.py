@@ -11,7 +11,7 @@ from sketchogd.lab.runs.config import RunConfig
 from sketchogd.lab.streams import record
 from sketchogd.paper import presets
 from sketchogd.paper.networks import experiments, tries
-from tools import choose
+from tools import choose, networks_page, results_page
 from tools.evidence import Evidence
 
 
@@ -101,3 +101,36 @@ def test_ablations_vary_one_setting_of_the_default() -> None:
         presets.networks_ablations(groups=["rnak"])
     with pytest.raises(ValueError, match="unknown benchmark of networks"):
         presets.networks(["split-mnist"])
+
+
+def test_the_page_of_networks_shows_what_was_run_beside_what_others_publish(tmp_path: Path) -> None:
+    known, benchmark = record("gpm-cifar100"), "gpm-cifar100"
+    lines = []
+    for seed in range(2):
+        run = RunConfig(benchmark, tries.usual(benchmark), known.training, seed, "networks")
+        matrix = [[0.8], [0.7 + 0.02 * seed, 0.9]]
+        lines.append({**entry(run, 0.0), "accuracy": matrix, "ledger": {"nbytes": 7_400_000, "host": 0, "kinds": {}}})
+    bundles.write_entries(tmp_path / "networks" / f"{benchmark}.json", lines)
+    long = presets.long_streams(methods=["sgd"]).runs[0]
+    rows = [[0.5] * i + [1.0] for i in range(100)]
+    bundles.write_entries(tmp_path / "long-streams" / f"{long.benchmark}.json", [{**entry(long, 0), "accuracy": rows}])
+    page = networks_page.page(tmp_path, {f"networks/{benchmark}": "A remark."})
+    assert "| sketchogd, default | 7.4 MB | 28% | 85.0 | 80.5 ± 0.7 | −9.0 | 2 | 0 |" in page
+    assert "| *GPM, published* | | | | *72.5* | *−0.9* | | |" in page
+    assert "A budget of 8 MB, 31% of the shared weights. The goal is 76.5 in these bytes." in page
+    assert "A remark." in page
+    assert "| SGD | 10 B | 55.0 | 52.0 | 51.0 | 50.5 |" in page
+    assert page.count("Not run yet.") == 2 + len(experiments.GROUPS)
+    assert set(networks_page.known_keys()).isdisjoint(results_page.known_keys())
+
+
+def test_what_is_written_agrees_and_what_was_changed_does_not(tmp_path: Path) -> None:
+    networks_page.write(tmp_path, tmp_path, {})
+    assert not networks_page.check(tmp_path, tmp_path, {})
+    (tmp_path / networks_page.PAGE).write_text("other")
+    assert networks_page.check(tmp_path, tmp_path, {})
+
+
+def test_the_page_of_networks_is_that_of_the_records() -> None:
+    home = Path(__file__).parents[2]
+    assert not networks_page.check(home / "results", home, results_page.read_notes(home / "results" / "notes.md"))

@@ -13,4 +13,15 @@ from sketchogd.paper.networks.experiments import (
     one_pass,
 )
 
-__all__ = ["class_incremental", "long_streams", "networks", "networks_ablations", "networks_tuning", "one_pass"]
+EXPERIMENTS = (*("networks-tuning", "networks", "class-incremental", "long-streams", "one-pass", "networks-ablations"),)
+"""Their names, in the order in which they are done."""
+
+__all__ = [
+    "EXPERIMENTS",
+    "class_incremental",
+    "long_streams",
+    "networks",
+    "networks_ablations",
+    "networks_tuning",
+    "one_pass",
+]
