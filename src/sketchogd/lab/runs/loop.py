@@ -95,7 +95,7 @@ class TaskLoop:
             self.heads.use(self.head_of[self.at.task])
             own, aside = self.begin_task(x, y)
             if saved is not None and self.at.epoch:
-                self.schedule.load_state_dict(_moved(saved["schedule"], self.device))
+                self.schedule.load_state_dict(_moved(saved.get("schedule", {}), self.device))
             saved, over = None, False
             while self.at.epoch < self.training.epochs and not over:
                 loss = self.train_epoch(*own)
