@@ -7,6 +7,8 @@
 * `markdown`: tables and cells as text
 * `results_tables`, `results_figures`: the tables and figures of docs/results.md
 * `results_page`: docs/results.md and the README's table of accuracies
+* `choose`: which settings the comparison of networks uses
+* `networks_page`: docs/results-networks.md
 * `speed_table`: the table of speeds on docs/speed.md
 * `results`: the command that writes or checks all of these
 * `campaign/`: attacks on files, disks and inputs

@@ -3,6 +3,7 @@
     python -m tools.reproduce_all --list
     python -m tools.reproduce_all --device cuda --time-limit 540        # again and again, until it says all done
     python -m tools.reproduce_all --device cuda --pieces 'table1/split-*' 'goals/*'
+    python -m tools.reproduce_all --device cuda --time-limit 540 --pieces 'networks-tuning/*'   # then tools.choose
     python -m tools.results --write
 
 A piece is PRESET/BENCHMARK/NUMBER: at most `--chunk` runs, the seeds of a setting together. After each piece its
@@ -28,18 +29,16 @@ from sketchogd.lab import records
 from sketchogd.lab.records import bundles
 from sketchogd.lab.runs import grid
 from sketchogd.lab.runs.config import RunConfig
+from sketchogd.lab.runs.grid import TimeUp
 from sketchogd.paper import presets
+from sketchogd.paper.networks import EXPERIMENTS as NETWORKS
 from sketchogd.paper.settings import PAPER
 from tools.pack import pack
 
-ORDER = ("table1", "spectra", "table2", "ridges", "goals", "equal-bytes", "ablations", "causes")
+ORDER = ("table1", "spectra", "table2", "ridges", "goals", "equal-bytes", "ablations", "causes", *NETWORKS)
 """All experiments but `curves`, whose runs are the first seeds of table1. Bundles keep most of the first two."""
 
 PIECES_LEFT = 3
-
-
-class TimeUp(BaseException):
-    """Raised out of a piece at the limit; not an Exception, so that no run is marked as failed by it."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,8 @@ def all_pieces(chunk: int, seeds: int | None = None) -> list[Piece]:
             for run in runs.values():
                 if run.benchmark == benchmark:
                     settings.setdefault(run.setting, []).append(run)
-            most = max(1, chunk // PAPER[benchmark].slowness)
+            # A run of networks is a piece of its own, which goes on from its checkpoint.
+            most = 1 if preset in NETWORKS else max(1, chunk // PAPER[benchmark].slowness)
             for number, part in enumerate(_chunks(list(settings.values()), most), start=1):
                 pieces.append(Piece(f"{preset}/{benchmark}/{number}", preset, tuple(part)))
     return pieces
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, help="seeds of every experiment, in place of its own number")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1; several with commas")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
-    parser.add_argument("--data", type=Path, help="folder with CIFAR-100; by default $SKETCHOGD_DATA")
+    parser.add_argument("--data", type=Path, help="folder with data and weights; by default $SKETCHOGD_DATA")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where run folders go (runs)")
     parser.add_argument("--results", type=Path, default=Path("results"), help="where bundles go (results)")
     options = parser.parse_args(arguments)

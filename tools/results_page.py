@@ -10,10 +10,10 @@ from pathlib import Path
 
 from sketchogd.lab.pages.groups import title_of
 from sketchogd.lab.runs.config import RunConfig
-from sketchogd.paper import ablations, equal_bytes, goals, published
+from sketchogd.paper import ablations, equal_bytes, goals, networks, published
 from sketchogd.paper.settings import PAPER_BYTES, SIZES, training_for
 from sketchogd.storage import atomic
-from tools import results_figures, results_tables
+from tools import networks_page, results_figures, results_tables
 from tools.evidence import Evidence
 from tools.markdown import DASH, size, spread, table, with_part
 
@@ -59,7 +59,7 @@ def page(root: str | Path) -> str:
     """
     made = Page(Path(root))
     for key in made.notes:
-        if key not in known_keys():
+        if key not in (*known_keys(), *networks_page.known_keys()):
             raise ValueError(f"{NOTES}: there is no place for the note {key!r}; places are {', '.join(known_keys())}")
     _intro(made)
     for name, title, words in (
@@ -143,7 +143,7 @@ def write(root: str | Path, repository: str | Path) -> list[Path]:
     figures = results_figures.write(Path(root), Evidence.load(root), home / IMAGES)
     atomic.write_bytes(home / PAGE, text.encode())
     atomic.write_bytes(home / README, readme.encode())
-    return [home / PAGE, home / README, *figures]
+    return [home / PAGE, home / README, *figures, *networks_page.write(root, home, read_notes(Path(root) / NOTES))]
 
 
 def check(root: str | Path, repository: str | Path) -> list[str]:
@@ -155,6 +155,7 @@ def check(root: str | Path, repository: str | Path) -> list[str]:
     readme = (home / README).read_text(encoding="utf-8")
     if readme != with_part(readme, readme_table(root)):
         wrong.append(f"the table in {README} is not what {root} gives")
+    wrong += networks_page.check(root, home, read_notes(Path(root) / NOTES))
     text = (home / PAGE).read_text(encoding="utf-8") if (home / PAGE).exists() else ""
     for name in re.findall(r"\]\((images/[^)]+)\)", text):
         if not (home / "docs" / name).exists():
@@ -170,14 +171,15 @@ def _intro(made: Page) -> None:
     made.say(
         "This page is made by `python -m tools.results --write` from the records in `results/`; remarks are in "
         "`results/notes.md`. Numbers are accuracies on all tasks after the last one, mean ± standard deviation over 5 "
-        "seeds unless said otherwise. A dash: not run."
+        "seeds unless said otherwise. A dash: not run. Networks people use have [their own page](results-networks.md)."
     )
     machines: dict[str, int] = {}
-    for run in made.found.runs:
+    own = [run for run in made.found.runs if run.config.get("preset") not in networks.EXPERIMENTS]
+    for run in own:
         device, torch = (run.record.get("device") or {}).get("name"), (run.record.get("versions") or {}).get("torch")
         machines[f"{device}, torch {torch}"] = machines.get(f"{device}, torch {torch}", 0) + 1
     counted = "; ".join(f"{count:,} on {name}" for name, count in sorted(machines.items()))
-    made.say(f"{len(made.found.runs):,} runs" + (f": {counted}." if counted else "."))
+    made.say(f"{len(own):,} runs" + (f": {counted}." if counted else "."))
     made.say(
         "All of it, in pieces of at most ten minutes on one GPU; give the second line until it says that all is done:"
     )

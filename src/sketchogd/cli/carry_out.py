@@ -4,6 +4,7 @@ With `torchrun --nproc-per-node N -m sketchogd run …` N processes do each run 
 """
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from sketchogd.cli.show import Form
 from sketchogd.cli.show.run_table import columns, rows_of
 from sketchogd.lab.runs import grid, possible, torchrun, train
 from sketchogd.lab.runs.config import RunConfig
-from sketchogd.lab.runs.grid import Outcome, Update
+from sketchogd.lab.runs.grid import Outcome, TimeUp, Update
 from sketchogd.lab.runs.plugins import load
 from sketchogd.paper.published import PAPER
 
@@ -35,6 +36,7 @@ class Place:
         side_by_side: runs that share one loop.
         plugins: modules or files that every process imports.
         form: of the table.
+        time_limit: seconds after which runs are interrupted, None for no limit.
     """
 
     out: Path
@@ -44,6 +46,7 @@ class Place:
     side_by_side: int | None = None
     plugins: Sequence[str] = ()
     form: Form = Form.table
+    time_limit: float | None = None
 
     def __post_init__(self) -> None:
         load(self.plugins)
@@ -60,8 +63,9 @@ def carry_out(runs: tuple[RunConfig, ...], title: str, place: Place, build: bool
 
     Raises:
         ValueError: a run cannot be carried out as it is; nothing was started.
+        TimeUp: at the time limit; runs go on from their last checkpoints.
     """
-    chosen = devices(place.device)
+    begun, chosen = time.monotonic(), devices(place.device)
     todo = possible.unfinished(runs, place.out)
     if len(todo) < len(runs):
         show.note(f"{len(runs) - len(todo)} of {len(runs)} runs are finished in {place.out} and not repeated")
@@ -72,9 +76,15 @@ def carry_out(runs: tuple[RunConfig, ...], title: str, place: Place, build: bool
         outcomes = _with_torchrun(runs, place)
     else:
         with show.grid_bar(runs, quiet=False) as listener:
+
+            def watched(update: Update) -> None:
+                listener(update)
+                if place.time_limit is not None and time.monotonic() - begun > place.time_limit:
+                    raise TimeUp
+
             shared: dict[str, Any] = {"jobs": place.jobs, "together": place.side_by_side, "devices": chosen}
             shared["plugins"] = ("sketchogd.paper", *place.plugins)
-            outcomes = grid.run_grid(runs, place.out, **shared, data_folder=place.data, listener=listener)
+            outcomes = grid.run_grid(runs, place.out, **shared, data_folder=place.data, listener=watched)
     rows = rows_of(runs, place.out, PAPER)
     names = {config.benchmark for config in runs}
     said = f"{title}, {names.pop()}" if len(names) == 1 else title

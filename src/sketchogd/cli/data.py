@@ -8,7 +8,7 @@ import typer
 from sketchogd.cli import show
 from sketchogd.cli.options import Format, Json, completion, form_of, friendly
 from sketchogd.cli.show import Form
-from sketchogd.lab.data import datasets
+from sketchogd.lab.data import datasets, sources
 from sketchogd.lab.names import unknown
 
 
@@ -20,17 +20,20 @@ def data(
     download: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Fetch this data set into the folder first.", autocompletion=completion.dataset
+            metavar="NAME",
+            help="Fetch this data set, or these weights, into the folder first.",
+            autocompletion=completion.dataset,
         ),
     ] = None,
     format: Format = Form.table,
     json_: Json = False,
 ) -> None:
-    """Which data sets are here, checked against their checksums."""
+    """Which data sets and weights are here, checked against their checksums."""
     form = form_of(format, json_)
     if download is not None:
-        if download not in datasets.NAMES:
-            raise ValueError(unknown("data set", download, datasets.NAMES))
+        known = [*datasets.NAMES, *sources.WEIGHTS]
+        if download not in known:
+            raise ValueError(unknown("data set", download, known))
         if folder is None:
             raise ValueError("say where to put it: --folder FOLDER")
         with show.waiting(f"downloading {download}"):
@@ -40,4 +43,4 @@ def data(
     rows = [{"name": a.name, "ready": a.ready, "verified": a.verified, "where": a.where, "note": a.note} for a in found]
     yes = {True: "yes", False: "no"}
     columns: show.Columns = {"name": str, "ready": yes.__getitem__, "verified": yes.__getitem__, "note": str}
-    show.table("data sets", rows, columns, form)
+    show.table("data sets and weights", rows, columns, form)

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from sketchogd.budget import parse_bytes
+from sketchogd.cli import show
 from sketchogd.cli.carry_out import Place, carry_out, finish
 from sketchogd.cli.options import (
+    UNFINISHED,
     Budget,
     Data,
     Device,
@@ -32,6 +34,7 @@ from sketchogd.lab.methods import listed
 from sketchogd.lab.names import unknown
 from sketchogd.lab.runs import config
 from sketchogd.lab.runs.config import RunConfig, Training, default_method
+from sketchogd.lab.runs.grid import TimeUp
 from sketchogd.lab.streams import BENCHMARKS
 from sketchogd.paper import presets
 from sketchogd.paper.ablations import ABLATIONS
@@ -180,7 +183,7 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Only these, with commas. Default: all four.",
+            help="Only these, with commas. Default: those of the experiment.",
             autocompletion=completion.benchmarks,
         ),
     ] = None,
@@ -188,7 +191,7 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Only these, with commas. Default: those of the paper.",
+            help="Only these, with commas. Default: those of the experiment.",
             autocompletion=completion.methods,
         ),
     ] = None,
@@ -213,28 +216,40 @@ def reproduce(
     jobs: Jobs = 1,
     side_by_side: SideBySide = None,
     device: Device = "cpu",
+    time_limit: Annotated[
+        float | None,
+        typer.Option(min=1, metavar="SECONDS", help="Stop after so long; the same command goes on from there."),
+    ] = None,
     plugin: Plugin = None,
     format: Format = Form.table,
     json_: Json = False,
 ) -> None:
-    """Repeat an experiment of the paper, or compare all methods at equal bytes; the report page is written too."""
+    """Repeat an experiment of the paper, compare all methods at equal bytes, or on networks people use.
+
+    The report page is written too. What is interrupted goes on from its last checkpoint, and several processes may be
+    given the same command.
+    """
     if what not in presets.PRESETS:
         raise ValueError(unknown("experiment", what, presets.PRESETS))
     folder = out or Path("runs") / what
-    place = Place(folder, data, jobs, device, side_by_side, plugin or (), form_of(format, json_))
+    place = Place(folder, data, jobs, device, side_by_side, plugin or (), form_of(format, json_), time_limit)
     asked: dict[str, Any] = {"benchmarks": _list(benchmarks), "methods": _list(methods), "seeds": seeds}
     if budget is not None:
         if what != "equal-bytes":
             raise ValueError("--budget is for equal-bytes; the memory sizes of the paper's experiments are fixed")
         asked["budget"] = budget
     if groups is not None:
-        if what != "ablations":
-            raise ValueError("--groups is for ablations; the other experiments have none")
+        if what not in ("ablations", "networks-ablations"):
+            raise ValueError("--groups is for ablations and networks-ablations; the other experiments have none")
         asked["groups"] = _list(groups)
     preset = presets.PRESETS[what](**{key: value for key, value in asked.items() if value is not None})
     preset = presets.changed(preset, every=every, epochs=epochs)
     title = f"{what}: {preset.summary}"
-    outcomes = carry_out(preset.runs, title, place, build=budget is not None)
+    try:
+        outcomes = carry_out(preset.runs, title, place, build=budget is not None)
+    except TimeUp:
+        show.note(f"the time is up after {time_limit:g} s; the same command goes on from here")
+        raise typer.Exit(UNFINISHED) from None
     if any(outcome.status in ("finished", "skipped") for outcome in outcomes):
         write_page(folder, folder / "report.html")
     finish(outcomes)

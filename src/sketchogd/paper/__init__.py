@@ -8,6 +8,7 @@ Importing this package registers the paper's own method and measurement with the
 * `rank_errors`: what sketches of rising rank leave out of gradients, beside every bound
 * `measurements`: what its figures need of a run
 * `equal_bytes`, `goals`, `tuning`, `ablations`, `differences`: our own experiments
+* `networks/`: networks people use
 * `presets`: every experiment by its name, for `sketchogd reproduce`
 """
 

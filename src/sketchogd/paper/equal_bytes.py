@@ -44,6 +44,12 @@ PAPER_SIZED = ("sketchogd-1", "sketchogd-2", "sketchogd-3", "pca-ogd", "random-o
 """Methods whose runs at the paper's budget belong to table 1 or to the goals."""
 
 FIXED_SIZE = ("ewc", "si")
+LEFT_OUT = (
+    *("sgd", "ogd", "gradient-ogd", "both", "a-gem-published"),
+    *("layer-memory", "protect", "der", "gpm-published", "sgp", "owm", "orfit", "laplace", "l2", "averaging", "lwf"),
+)
+"""Methods without a size or for comparison only, and those that came later, which are compared on networks."""
+
 EXAMPLE_BYTES = {name: record(name).example_nbytes for name in PAPER}
 """Bytes per raw example as A-GEM and replay keep it."""
 
@@ -69,9 +75,7 @@ def equal_bytes(
     for name in methods or ():
         if name not in KINDS:
             raise ValueError(unknown("method", name, KINDS))
-    # The stored results have the layer memory of version 0.1, `layer-sketch`.
-    others = ("sgd", "ogd", "gradient-ogd", "both", "a-gem-published", "layer-memory")
-    usual = [name for name in KINDS if name not in others]
+    usual = [name for name in KINDS if name not in LEFT_OUT]
     given = None if budget is None else parse_bytes(budget)
     runs = []
     for seed in range(seeds):

@@ -17,6 +17,14 @@ from sketchogd.paper.ablations import ablations
 from sketchogd.paper.differences import causes
 from sketchogd.paper.equal_bytes import equal_bytes
 from sketchogd.paper.goals import goals
+from sketchogd.paper.networks import (
+    class_incremental,
+    long_streams,
+    networks,
+    networks_ablations,
+    networks_tuning,
+    one_pass,
+)
 from sketchogd.paper.settings import SIZES, Names, Preset, default_method, grid, table1_method, table2_method
 from sketchogd.paper.tuning import ridges
 
@@ -26,11 +34,17 @@ __all__ = [
     "ablations",
     "causes",
     "changed",
+    "class_incremental",
     "curves",
     "default_method",
     "demo",
     "equal_bytes",
     "goals",
+    "long_streams",
+    "networks",
+    "networks_ablations",
+    "networks_tuning",
+    "one_pass",
     "ridges",
     "spectra",
     "table1",
@@ -95,6 +109,12 @@ PRESETS: dict[str, Callable[..., Preset]] = {
     "ridges": ridges,
     "ablations": ablations,
     "causes": causes,
+    "networks-tuning": networks_tuning,
+    "networks": networks,
+    "class-incremental": class_incremental,
+    "long-streams": long_streams,
+    "one-pass": one_pass,
+    "networks-ablations": networks_ablations,
 }
 """Every experiment of `sketchogd reproduce`."""
 

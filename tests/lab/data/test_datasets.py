@@ -324,9 +324,9 @@ def test_download_verifies_before_it_keeps(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_downloads_are_over_https_with_sha256() -> None:
-    for files in sources.PUBLISHED.values():
+    for name, files in sources.PUBLISHED.items():
         for record in files:
-            assert record.url.startswith("https://")
+            assert record.url.startswith("https://") is (name not in sources.MADE)
             assert any(len(digest) == 64 for digest in record.digests)
 
 
@@ -335,7 +335,7 @@ def test_available_says_what_is_there(small_mnist: tuple, monkeypatch: pytest.Mo
     monkeypatch.setattr(datasets, "CIFAR_PER_CLASS", {"train": 3, "test": 1})
     write_parts(folder, 4, 3, 1)
     rows = {row.name: row for row in datasets.available(folder)}
-    assert list(rows) == list(datasets.NAMES)
+    assert list(rows) == [*datasets.NAMES, *sources.WEIGHTS]
     assert rows["mnist-subset"].ready
     assert rows["mnist"].ready
     assert rows["mnist"].verified
@@ -345,7 +345,7 @@ def test_available_says_what_is_there(small_mnist: tuple, monkeypatch: pytest.Mo
     assert "train-images" in rows["fashion-mnist"].note
     assert rows["cifar100"].ready
     assert not rows["cifar100"].verified
-    assert [row.ready for row in datasets.available(folder / "nowhere")] == [True, False, False, False]
+    assert [row.ready for row in datasets.available(folder / "nowhere")] == [True, *[False] * 6]
 
 
 def test_labelled_images_are_checked() -> None:

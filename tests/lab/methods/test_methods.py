@@ -48,10 +48,20 @@ NAMES = [
     "layer-memory",
     "gpm",
     "both",
+    "protect",
     "a-gem",
     "ewc",
     "si",
     "replay",
+    "der",
+    "gpm-published",
+    "sgp",
+    "owm",
+    "orfit",
+    "laplace",
+    "l2",
+    "averaging",
+    "lwf",
     "a-gem-published",  # the paper's own, registered when `sketchogd.paper` is imported
 ]
 SMALL = {
@@ -71,6 +81,11 @@ SMALL = {
     "a-gem": {"per_task": 5, "batch": 8},
     "a-gem-published": {"per_task": 5, "batch": 8},
     "replay": {"capacity": 9, "batch": 4},
+    "der": {"capacity": 9, "batch": 4},
+    "gpm-published": {"energy": 0.7},
+    "sgp": {"energy": 0.7},
+    "protect": {"share": 4.0},
+    "orfit": {"rank": 8, "share": 0.1},
 }
 P = 12 * 16 + 16 + 16 * 3 + 3
 
@@ -112,7 +127,7 @@ def test_the_names_are_in_the_order_of_runs() -> None:
 
 def test_titles_styles_and_the_order_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Baseline is Learner
-    assert {name for name in KINDS if keeps_examples(name)} == {"a-gem", "a-gem-published", "replay"}
+    assert {name for name in KINDS if keeps_examples(name)} == {"a-gem", "a-gem-published", "replay", "der"}
     assert [title(name) for name in ("sgd", "sketchogd-2", "layer-sketch", "ipca-ogd", "a-gem")] == [
         "SGD",
         "SketchOGD-2",
@@ -121,16 +136,17 @@ def test_titles_styles_and_the_order_of_tables(monkeypatch: pytest.MonkeyPatch) 
         "A-GEM",
     ]
     numbers = [style(name) for name in KINDS if style(name) is not None]
-    assert sorted(numbers) == list(range(18)), "every style is one method's"
+    assert sorted(numbers) == list(range(27)), "every style is one method's"
     assert [style(name) for name in ("layer-sketch", "sgd", "random-ogd", "both")] == [0, 7, 15, None]
     assert listed()[:4] == ["sgd", "ogd", "random-ogd", "pca-ogd"]
-    assert listed()[-6:] == ["ewc", "si", "a-gem", "replay", "a-gem-published", "both"]
+    assert listed()[-5:] == ["a-gem", "replay", "der", "a-gem-published", "both"]
+    assert listed()[10] == "protect"
     assert set(listed()) == set(KINDS)
     assert len(listed()) == len(KINDS)
     assert (title("zzz"), style("zzz"), keeps_examples("zzz")) == ("zzz", None, False)
     monkeypatch.setattr(sketchogd.lab.methods.registry, "KINDS", dict(KINDS))
-    register("zzz", "one of your own", title="Zzz", style=18, keeps_examples=True)(lambda settings, setup: None)
-    assert (title("zzz"), style("zzz"), keeps_examples("zzz"), listed()[-1]) == ("Zzz", 18, True, "zzz")
+    register("zzz", "one of your own", title="Zzz", style=27, keeps_examples=True)(lambda settings, setup: None)
+    assert (title("zzz"), style("zzz"), keeps_examples("zzz"), listed()[-1]) == ("Zzz", 27, True, "zzz")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -20,7 +20,7 @@ import sketchogd as so
 from sketchogd.lab import records
 from sketchogd.lab.methods import method
 from sketchogd.lab.models import LeNet
-from sketchogd.lab.runs import train
+from sketchogd.lab.runs import loop, train
 from sketchogd.lab.runs.config import RunConfig, Training, make_optimizer, model_for, stream_of
 from sketchogd.lab.streams import Task, from_datasets
 from sketchogd.paper.settings import training_for
@@ -223,9 +223,9 @@ def test_a_run_writes_its_record(tmp_path: Path) -> None:
 )
 def test_a_run_stopped_anywhere_goes_on_to_the_same_numbers(name, settings, tmp_path: Path, monkeypatch) -> None:
     chosen = config(name, settings=settings, training={"epochs": 3})
-    monkeypatch.setattr(train, "CHECKPOINT_SHARE", 0.0)  # after tasks only
+    monkeypatch.setattr(loop, "CHECKPOINT_SHARE", 0.0)  # after tasks only
     whole = train.run(chosen, tmp_path / "whole")
-    monkeypatch.setattr(train, "CHECKPOINT_SHARE", 1e9)  # after every epoch, where that changes nothing
+    monkeypatch.setattr(loop, "CHECKPOINT_SHARE", 1e9)  # after every epoch, where that changes nothing
     draw = random.Random(name)
 
     class Stop(BaseException):
@@ -255,7 +255,7 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_numbers(name, settings, tmp_
 @pytest.mark.parametrize("stop", [2, 3, 5, 6])
 def test_fit_gives_the_same_with_a_folder_without_one_and_resumed(stop: int, tmp_path: Path, monkeypatch) -> None:
     """Reports come at the start of each of the 2 × 2 epochs and after them: 3 and 6 are of tasks that end."""
-    monkeypatch.setattr(train, "CHECKPOINT_SHARE", 1e9)
+    monkeypatch.setattr(loop, "CHECKPOINT_SHARE", 1e9)
     stream = from_datasets([points(t, head=t) for t in range(2)], own_heads=True)
 
     class Stop(BaseException):
@@ -287,7 +287,8 @@ def test_fit_gives_the_same_with_a_folder_without_one_and_resumed(stop: int, tmp
         assert (result.steps, result.summary, result.ledger) == (2 * 2 * 5, alone.summary, alone.ledger)
     assert records.RunFolder(tmp_path / "cut").events() == records.RunFolder(tmp_path / "whole").events()
     state = records.checkpoint.load(tmp_path / "whole" / "checkpoint.safetensors")["state"]
-    assert list(state) == ["model", "optimizer", "learner", "task", "epoch", "steps", "matrix", "initial", "spent"]
+    kept = ["model", "optimizer", "learner", "task", "epoch", "steps", "schedule", "matrix", "initial", "spent"]
+    assert list(state) == kept
     assert (state["task"], state["epoch"], state["steps"]) == (1, 1, 15)
 
 

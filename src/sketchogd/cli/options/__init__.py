@@ -24,11 +24,12 @@ from sketchogd.cli.options.arguments import (
     form_of,
 )
 from sketchogd.cli.options.devices import devices
-from sketchogd.cli.options.guard import FAILED, INTERRUPTED, WRONG, friendly
+from sketchogd.cli.options.guard import FAILED, INTERRUPTED, UNFINISHED, WRONG, friendly
 
 __all__ = [
     "FAILED",
     "INTERRUPTED",
+    "UNFINISHED",
     "WRONG",
     "Budget",
     "Data",

@@ -9,8 +9,8 @@ import typer
 from sketchogd.cli.show import note, problem
 from sketchogd.errors import ProtectionError
 
-FAILED, WRONG, INTERRUPTED = 1, 2, 130
-"""Exit codes: a run failed; the command cannot be carried out as given; Ctrl-C."""
+FAILED, WRONG, UNFINISHED, INTERRUPTED = 1, 2, 3, 130
+"""Exit codes: a run failed; the command cannot be carried out as given; the time was up; Ctrl-C."""
 
 
 def friendly(command: Callable[..., None]) -> Callable[..., None]:

@@ -60,6 +60,7 @@ def columns(rows: Sequence[dict[str, Any]]) -> dict[str, Callable[[Any], str]]:
         "accuracy": three_decimals,
         "forgetting": three_decimals,
         "learning": three_decimals,
+        "backward": signed,
         "bytes": bytes_cell,
         "seconds": lambda value: f"{value:.0f}",
     }

@@ -1,4 +1,4 @@
-"""Labelled images: the paper's MNIST subset from inside the package, other sets from a folder or by download.
+"""Labelled images, and sentences: the paper's MNIST subset from inside the package, others from a folder or downloaded.
 
 `load("mnist-subset")` needs nothing. The other names are read from a folder (the argument, or the environment variable
 SKETCHOGD_DATA) that holds the files as they are published, either directly or in a subfolder with the set's name. Every
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sketchogd.lab.data import downloads, sources
+from sketchogd.lab.data import downloads, sources, weights
 from sketchogd.lab.data.fileformats import (
     CIFAR_FOLDER,
     PART_KEYS,
@@ -26,10 +26,11 @@ from sketchogd.lab.data.fileformats import (
     read_parts,
     unpacked,
 )
+from sketchogd.lab.data.texts import LabelledTokens, load_clinc150
 
 EMBEDDED = Path(__file__).parent / "mnist_subset.npz"
 EMBEDDED_SHA256 = "4722ca309b1105811671be7d0bf052201310e5f984a67754366cad1aac284423"
-NAMES = ("mnist-subset", "mnist", "fashion-mnist", "cifar100")
+NAMES = ("mnist-subset", "mnist", "fashion-mnist", "cifar100", "clinc150")
 ENVIRONMENT = "SKETCHOGD_DATA"
 CIFAR_PER_CLASS = {"train": 500, "test": 100}
 
@@ -71,11 +72,12 @@ class Availability:
     note: str
 
 
-def load(name: str, folder: str | Path | None = None) -> LabelledImages:
-    """The data set `name`, one of `NAMES`.
+def load(name: str, folder: str | Path | None = None) -> LabelledImages | LabelledTokens:
+    """The data set `name`, one of `NAMES`: images, or for "clinc150" sentences as tokens.
 
     Args:
-        name: "mnist-subset" (embedded: 10,000 to train, 10,000 to test), "mnist", "fashion-mnist" or "cifar100".
+        name: "mnist-subset" (embedded: 10,000 to train, 10,000 to test), "mnist", "fashion-mnist", "cifar100" or
+            "clinc150".
         folder: where the files are; by default the folder that SKETCHOGD_DATA names. Not used for the embedded set.
 
     Raises:
@@ -85,11 +87,15 @@ def load(name: str, folder: str | Path | None = None) -> LabelledImages:
     if name == "mnist-subset":
         return _load_embedded()
     root = _root(name, folder)
+    if name == "clinc150":
+        return load_clinc150(_find(name, root), root)
     return _load_cifar100(root) if name == "cifar100" else _load_idx(name, root)
 
 
 def download(name: str, folder: str | Path) -> list[Path]:
-    """Fetch the published files of `name` over HTTPS into folder/name; what is there and verified stays as it is.
+    """Fetch the published files of `name`, a data set or weights, over HTTPS into folder/name.
+
+    What is there and verified stays as it is.
 
     A file is checked against its SHA-256 and only then gets its name. A download that is cut off, larger than the
     published file, or takes more than `downloads.SECONDS` leaves nothing behind.
@@ -101,9 +107,12 @@ def download(name: str, folder: str | Path) -> list[Path]:
         DataError: the set has no download, or a file was cut off, too large, too slow or of another checksum.
         OSError: the network or the disk failed.
     """
-    _known(name)
+    if name not in sources.WEIGHTS:
+        _known(name)
     if name == "mnist-subset":
         raise DataError("mnist-subset is inside the package: there is nothing to download")
+    if name in sources.MADE:
+        raise DataError(f"{name} cannot be downloaded as it is read. {sources.instructions(name, Path(folder))}")
     target = Path(folder) / name
     target.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -116,24 +125,36 @@ def download(name: str, folder: str | Path) -> list[Path]:
 
 
 def available(folder: str | Path | None = None) -> list[Availability]:
-    """Which data sets can be loaded from `folder` (or SKETCHOGD_DATA); each is loaded once, checksums and all."""
+    """Which data sets and weights can be loaded from `folder` (or SKETCHOGD_DATA), checksums and all."""
     rows = []
     for name in NAMES:
         try:
             where = EMBEDDED if name == "mnist-subset" else _find(name, _root(name, folder))
             images = load(name, folder)
-        except (DataError, OSError) as error:
+        except (DataError, OSError, ImportError) as error:
             rows.append(Availability(name, ready=False, verified=False, where="", note=str(error)))
             continue
         # CIFAR-100 parts are made by the user, so no published checksum exists; their counts are checked all the same.
         verified = not (name == "cifar100" and _parts(where))
         note = f"{len(images.x_train):,} to train, {len(images.x_test):,} to test, {images.classes} classes"
         rows.append(Availability(name, ready=True, verified=verified, where=str(where), note=note))
-    return rows
+    return rows + [_weights_available(name, folder) for name in sources.WEIGHTS]
+
+
+def _weights_available(name: str, folder: str | Path | None) -> Availability:
+    try:
+        places = [weights.file(name, published.name, folder) for published in sources.PUBLISHED[name]]
+    except (DataError, OSError) as error:
+        return Availability(name, ready=False, verified=False, where="", note=str(error))
+    count = sum(t.numel() for t in weights.load(name, folder).values())
+    return Availability(name, ready=True, verified=True, where=str(places[0].parent), note=f"{count:,} weights")
 
 
 def missing(name: str, folder: str | Path | None = None) -> str:
-    """Why a data set cannot be loaded and what to do; "" if its files are there. Nothing is read."""
+    """Why a data set or weights cannot be loaded and what to do; "" if its files are there. Nothing is unpacked."""
+    if name in sources.WEIGHTS:
+        found = _weights_available(name, folder)
+        return "" if found.ready else found.note
     _known(name)
     try:
         if name != "mnist-subset":
@@ -157,10 +178,13 @@ def _root(name: str, folder: str | Path | None) -> Path:
 
 def _find(name: str, root: Path) -> Path:
     """The folder under `root` that has all files of the set."""
-    for candidate in (root / name, root / sources.TORCHVISION_FOLDER[name], root):
+    for candidate in (root / name, root / sources.TORCHVISION_FOLDER.get(name, "."), root):
         if name == "cifar100":
             extracted = all((candidate / CIFAR_FOLDER / part).is_file() for part in ("train", "test"))
             if (candidate / sources.CIFAR_ARCHIVE.name).is_file() or extracted or _parts(candidate):
+                return candidate
+        elif name == "clinc150":
+            if all((candidate / published.name).is_file() for published in sources.PUBLISHED[name]):
                 return candidate
         elif all(_idx_path(candidate, published).is_file() for published in sources.PUBLISHED[name]):
             return candidate

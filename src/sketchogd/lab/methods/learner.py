@@ -14,6 +14,12 @@ from torch import Tensor
 Loss = Callable[[Tensor, Tensor, int], Tensor]
 """The mean training loss of a batch, loss(inputs, targets, head): a scalar with a graph to the parameters."""
 
+Logits = Callable[[Tensor, int, Callable[[Tensor], Tensor] | None], Tensor]
+"""The logits of a batch, logits(inputs, head, answer), in the mode that the model is in.
+
+`answer` is what is called in place of the model, with the same head in use: the model with other weights.
+"""
+
 
 class Learner(ABC):
     """A method at work on one model. The hooks around a step do nothing unless a method needs them."""
@@ -28,6 +34,9 @@ class Learner(ABC):
     def pending(self) -> int:
         """Steps whose displacement is still to be projected; the state can be stored only when there are none."""
         return 0
+
+    def settle(self) -> None:  # noqa: B027 - a hook
+        """Project the steps that wait for their projection now."""
 
     def preview(self) -> AbstractContextManager[None]:
         """A block in which the weights are as they should be evaluated; it changes nothing for training."""

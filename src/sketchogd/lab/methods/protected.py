@@ -45,6 +45,7 @@ class Protected(Learner):
         seed: determines which examples are remembered, and the signs of random outputs.
         own: which of the remembered examples this process observes, where several work on a run.
         remembered: the output that the memory protects.
+        rows: examples per batch that the memory observes.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Protected(Learner):
         seed: int,
         own: slice = slice(None),
         remembered: Remembered = AS_USUAL,
+        rows: int = ROWS_AT_ONCE,
     ) -> None:
         self.protection = protection
         self.examples = examples
@@ -62,12 +64,17 @@ class Protected(Learner):
         self.seed = seed
         self.own = own
         self.remembered = remembered
+        self.rows = rows
         self.tasks = 0
 
     @property
     def pending(self) -> int:
         """Steps that wait for their projection."""
         return self.protection.pending
+
+    def settle(self) -> None:
+        """See `Learner`."""
+        self.protection.settle()
 
     def preview(self) -> AbstractContextManager[None]:
         """See `Learner`."""
@@ -85,7 +92,7 @@ class Protected(Learner):
             inputs, targets = inputs[rows], targets[rows]
         targets = self.remembered.targets(targets, self.seed, "signs", self.tasks)
         inputs, targets = inputs[self.own], targets[self.own]
-        self.protection.remember(zip(inputs.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True))
+        self.protection.remember(zip(inputs.split(self.rows), targets.split(self.rows), strict=True))
         self.tasks += 1
 
     def tensors(self) -> dict[str, Tensor]:

@@ -13,8 +13,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 import sketchogd as so
-from sketchogd.lab.methods.learner import Learner, Loss
+from sketchogd.lab.methods.learner import Learner, Logits, Loss
 from sketchogd.lab.names import unknown
+from sketchogd.lab.streams.encodings import AS_GIVEN, Encoding
+from sketchogd.model.batches import logits_of
 from sketchogd.model.parameters import Selection
 from sketchogd.seeds import derive_seed
 
@@ -67,6 +69,11 @@ class Setup:
         seed: every random choice of the learner follows from it.
         group: the processes that work on the run together; None for one.
         own: which examples of a task this process remembers.
+        logits: the logits of a batch through a head; by default those of the model, whatever the head.
+        encoding: the lossless form in which examples of the stream take fewest bytes.
+        encoded_nbytes: bytes to keep one example in that form.
+        classes: outputs of a head.
+        rows: examples that go through the model at once when a task is remembered; None for the method's own number.
     """
 
     model: nn.Module
@@ -78,6 +85,18 @@ class Setup:
     seed: int = 0
     group: "ProcessGroup | None" = None
     own: slice = field(default_factory=lambda: slice(None))
+    logits: Logits | None = None
+    encoding: Encoding = AS_GIVEN
+    encoded_nbytes: int = 0
+    classes: int = 0
+    rows: int | None = None
+
+    @property
+    def answers(self) -> Logits:
+        """`logits`, or for a model with one head its own."""
+        if self.logits is not None:
+            return self.logits
+        return lambda x, head, answer: logits_of((answer or self.model)(x))
 
     @property
     def parameters(self) -> so.ProtectedParameters:
@@ -101,6 +120,7 @@ class Kind:
     title: str
     style: int | None
     keeps_examples: bool
+    alone: bool
     every: int
     examples: int | None
     options: Mapping[str, Any]
@@ -113,8 +133,9 @@ KINDS: dict[str, Kind] = {}
 
 FIRST = (
     *("sgd", "ogd", "random-ogd", "pca-ogd", "sketchogd-1", "sketchogd-2", "sketchogd-3", "sketchogd"),
-    *("sketchogd-blocks", "sketchogd-pull", "gradient-ogd", "layer-memory", "layer-sketch", "gpm"),
-    *("fd-ogd", "ipca-ogd", "ewc", "si", "a-gem", "replay"),
+    *("sketchogd-blocks", "sketchogd-pull", "protect", "gradient-ogd", "layer-memory", "layer-sketch", "gpm"),
+    *("fd-ogd", "ipca-ogd", "gpm-published", "sgp", "owm", "orfit", "ewc", "si", "laplace", "l2", "averaging", "lwf"),
+    *("a-gem", "replay", "der"),
 )
 """The methods that tables list first, in their order there. The order of `KINDS` is that of runs, and differs."""
 
@@ -126,6 +147,7 @@ def register(
     title: str | None = None,
     style: int | None = None,
     keeps_examples: bool = False,
+    alone: bool = False,
     every: int = 50,
     examples: int | None = None,
     sizes: Iterable[str] = (),
@@ -140,6 +162,7 @@ def register(
         title: the name in tables and figures; `name` by default.
         style: the number of its colour, dash and marker in figures; None where it takes a free one.
         keeps_examples: whether it keeps raw training examples of old tasks.
+        alone: whether its steps depend on the host, so that no runs are trained side by side with it.
         every: default of `Method.every`; 1 for methods that do not project displacements.
         examples: default of `Method.examples`.
         sizes: the options that a budget determines instead.
@@ -149,7 +172,7 @@ def register(
     """
 
     def enter(builder: Builder) -> Builder:
-        shown = (title or name, style, keeps_examples)
+        shown = (title or name, style, keeps_examples, alone)
         KINDS[name] = Kind(summary, builder, *shown, every, examples, options, tuple(sizes), later or {})
         return builder
 

@@ -25,6 +25,14 @@ HEAD = '{"bundle":'
 """How the file of a bundle begins, by which it is told from other JSON files."""
 
 
+KEPT_BY = {
+    **dict.fromkeys(("ewc", "si", "laplace"), "importance"),
+    **dict.fromkeys(("l2", "averaging", "lwf"), "weights"),
+    **dict.fromkeys(("gpm-published", "sgp", "owm", "orfit"), "basis"),
+}
+"""What a baseline keeps, where it is all of one kind."""
+
+
 def everything(root: str | Path) -> Iterator[tuple[str, Run | str]]:
     """All runs at or below `root`, in folders and in bundles, as (name, run); for what is damaged, the reason."""
     root = Path(root)
@@ -135,8 +143,8 @@ def _kind(name: str, method: str) -> str:
     parts = name.split(".")
     if registry.keeps_examples(method):
         return "examples"
-    if method in ("ewc", "si"):
-        return "importance"
+    if method in KEPT_BY:
+        return KEPT_BY[method]
     if parts[0] == "reference":
         return "weights"
     if parts[0] in ("basis", "gram_inverse"):

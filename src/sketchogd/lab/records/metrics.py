@@ -125,9 +125,13 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def spreads(matrices: Iterable[ArrayLike]) -> dict[str, Spread]:
-    """The columns of a table from the accuracy matrices of several seeds: accuracy, forgetting and learning."""
+    """The columns of a table from the accuracy matrices of several seeds.
+
+    Accuracy, forgetting, learning, and `backward`, the backward transfer.
+    """
     seeds = list(matrices)
     columns = {"accuracy": average_accuracy, "forgetting": forgetting, "learning": learning_accuracy}
+    columns["backward"] = backward_transfer
     return {name: spread([metric(A) for A in seeds]) for name, metric in columns.items()}
 
 

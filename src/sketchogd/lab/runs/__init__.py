@@ -3,7 +3,9 @@
 * `config`: a run, named completely
 * `plugins`: methods, streams and measurements of a user
 * `possible`: whether a run can be carried out, before anything is trained
-* `train`: the training loop of one run
+* `schedules`, `augment`: learning rates and the end of a task; random changes of a batch
+* `loop`: the loop over the tasks of one run
+* `train`: a model or a config trained with it
 * `evaluate`: output heads, and how many test examples a model gets right
 * `clock`: where the time goes
 * `measure`: what is measured of a learner at the end

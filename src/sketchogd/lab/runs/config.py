@@ -50,6 +50,8 @@ class RunConfig:
         validation: this share of each class of each task's training data is held out and scored on; no test data is
             used.
         released: an option of Permuted MNIST, the permutations that the paper's released code draws.
+        per_task: an option of the networks on CIFAR-100, classes per task.
+        single_head: an option of the networks, one head for the classes of all tasks.
     """
 
     benchmark: str
@@ -63,6 +65,8 @@ class RunConfig:
     degrees: float | None = None
     validation: float = 0.0
     released: bool = False
+    per_task: int | None = None
+    single_head: bool = False
 
     @property
     def setting(self) -> str:
@@ -74,6 +78,8 @@ class RunConfig:
             words += [f"validation={self.validation:g}"]
         if self.released:
             words += ["released"]
+        words += [f"per_task={self.per_task}"] if self.per_task else []
+        words += ["single_head"] if self.single_head else []
         return ",".join(words)
 
     @property
@@ -95,6 +101,8 @@ class RunConfig:
         flat["frozen"] = list(self.training.frozen)
         flat["validation"] = self.validation or None
         flat["released"] = self.released or None
+        flat |= {"per_task": self.per_task, "single_head": self.single_head or None}
+        flat["fresh"] = self.training.fresh or None
         return {key: value for key, value in flat.items() if value not in (None, "", [], {})}
 
 
@@ -114,6 +122,8 @@ def stream_of(config: RunConfig, data_folder: str | Path | None = None) -> Strea
         n_test=config.n_test,
         degrees=config.degrees,
         released=config.released,
+        per_task=config.per_task,
+        single_head=config.single_head,
     )
     return validation(stream, config.validation) if config.validation else stream
 
@@ -164,4 +174,8 @@ def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimize
         if any(fnmatchcase(name, glob) for glob in training.frozen):
             parameter.requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]
-    return OPTIMIZERS[training.optimizer](trained, lr=training.lr)
+    optimizer = OPTIMIZERS[training.optimizer](trained, lr=training.lr)
+    if training.weight_decay is not None:
+        for settings in optimizer.param_groups:
+            settings["weight_decay"] = training.weight_decay
+    return optimizer

@@ -1,6 +1,6 @@
 """Which output head a model uses, and how many test examples it gets right with the head of each task."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sketchogd.lab.streams.tasks import Pair
-from sketchogd.model.batches import evaluating
+from sketchogd.model.batches import evaluating, logits_of
 
 EVALUATED_AT_ONCE = 10_000
 
@@ -59,22 +59,45 @@ class Heads:
         with self.using(head):
             return cross_entropy(self.model(inputs), targets)
 
+    def logits(self, inputs: Tensor, head: int, answer: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The logits of a batch through a head; see `Logits`."""
+        with self.using(head):
+            return logits_of((answer or self.model)(inputs))
+
     @torch.no_grad()
-    def count_right(self, inputs: Tensor, targets: Tensor, head: int) -> Tensor:
+    def count_right(self, inputs: Tensor, targets: Tensor, head: int, batch: int | None = None) -> Tensor:
         """How many of the inputs (n, …) have their largest logit at the target, as a tensor of one number.
 
-        The model is in evaluation mode for it; modes and head are restored.
+        The model is in evaluation mode for it; modes and head are restored. With `batch` the inputs are shuffled and
+        go through in batches of that size.
         """
         right = torch.zeros((), dtype=torch.int64, device=targets.device)
         with evaluating(self.model), self.using(head):
-            for x, y in zip(inputs.split(EVALUATED_AT_ONCE), targets.split(EVALUATED_AT_ONCE), strict=True):
+            for x, y in _batches(inputs, targets, batch):
                 right += (self.model(x).argmax(1) == y).sum()
         return right
 
+    @torch.no_grad()
+    def mean_loss(self, inputs: Tensor, targets: Tensor, head: int, batch: int | None = None) -> float:
+        """The mean cross-entropy in evaluation mode, in batches as in `count_right`."""
+        total = torch.zeros((), device=targets.device)
+        with evaluating(self.model), self.using(head):
+            for x, y in _batches(inputs, targets, batch):
+                total += cross_entropy(self.model(x), y, reduction="sum")
+        return float(total) / len(targets)
 
-def count_right(model: Heads, tests: Sequence[Pair], heads: Sequence[int]) -> Tensor:
+
+def _batches(inputs: Tensor, targets: Tensor, batch: int | None) -> Iterator[Pair]:
+    if batch is not None:  # in an order that is always the same, and mixes the classes
+        order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0)).to(targets.device)
+        inputs, targets = inputs[order], targets[order]
+    size = batch or EVALUATED_AT_ONCE
+    yield from zip(inputs.split(size), targets.split(size), strict=True)
+
+
+def count_right(model: Heads, tests: Sequence[Pair], heads: Sequence[int], batch: int | None = None) -> Tensor:
     """How many examples of each test set (inputs, targets) a model gets right with its head (tasks,)."""
-    return torch.stack([model.count_right(*pair, head) for pair, head in zip(tests, heads, strict=True)])
+    return torch.stack([model.count_right(*pair, head, batch) for pair, head in zip(tests, heads, strict=True)])
 
 
 def shares(right: Tensor, tests: Sequence[Pair]) -> Tensor:

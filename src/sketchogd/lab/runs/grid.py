@@ -31,6 +31,10 @@ TOGETHER = {"cuda": 64}
 """The default of `together` by kind of device; elsewhere 1."""
 
 
+class TimeUp(BaseException):
+    """Raised out of a grid by a listener at a limit; not an Exception, so that no run is marked as failed by it."""
+
+
 @dataclass(frozen=True)
 class Update:
     """Progress of a run: the share of it that is done (0 to 1) and what it is doing."""
@@ -141,7 +145,18 @@ def _room(device: str) -> int | None:
 
 
 def _do(work: Work, tell: Listener) -> list[Outcome]:
-    """Do one piece; errors become outcomes. Runs that do not fit into memory together begin again in two halves."""
+    """Do one piece; errors become outcomes. Runs that do not fit into memory together begin again in two halves.
+
+    A single run that another process has finished or begun since the grid was planned is left to it.
+    """
+    if len(work.configs) == 1:
+        (config,) = work.configs
+        status = {State.FINISHED: "skipped", State.RUNNING: "busy"}
+        now = records.state(work.root / config.name, config.record())
+        if now in status:
+            tell(Update(config.name, 1.0, status[now]))
+            said = "another process works on it" if now is State.RUNNING else ""
+            return [Outcome(config.name, status[now], said)]
     gc.collect()  # reference cycles of the last piece could keep its sketches in memory
     if torch.device(work.device).type == "cuda":
         torch.cuda.empty_cache()

@@ -25,9 +25,14 @@ def unfinished(configs: Iterable[RunConfig], root: str | Path) -> list[RunConfig
 
 
 def without_data(configs: Iterable[RunConfig], data_folder: str | Path | None = None) -> dict[str, str]:
-    """The benchmarks whose data sets are not here, each with the name of the data set."""
-    needed = {config.benchmark: record(config.benchmark).dataset for config in configs}
-    return {name: data for name, data in needed.items() if data and datasets.missing(data, data_folder)}
+    """The benchmarks whose data set or weights are not here, each with the name of what is missing."""
+    lacking = {}
+    for name in {config.benchmark: None for config in configs}:
+        own = record(name)
+        missing = [each for each in (own.dataset, own.weights) if each and datasets.missing(each, data_folder)]
+        if missing:
+            lacking[name] = missing[0]
+    return lacking
 
 
 def require_possible(configs: Iterable[RunConfig], data_folder: str | Path | None = None) -> None:

@@ -139,7 +139,7 @@ def split(
         )
         for t in range(most if tasks is None else tasks)
     ]
-    return Stream(f"split-{images.name}", recipes)
+    return Stream(f"split-{images.name}", recipes, chosen.encoding)
 
 
 def from_datasets(items: Sequence[Task | LabelledImages], *, own_heads: bool = False, name: str = "own") -> Stream:
@@ -180,7 +180,7 @@ def validation(stream: Stream, share: float) -> Stream:
         return make
 
     recipes = [Recipe(r.name, r.classes, r.head, part(r, held=False), part(r, held=True)) for r in stream.recipes]
-    return Stream(stream.name, recipes)
+    return Stream(stream.name, recipes, stream.encoding)
 
 
 def held_out(labels: torch.Tensor, share: float) -> torch.Tensor:
@@ -283,4 +283,4 @@ def _transformed(
         )
         for title, change in changes
     ]
-    return Stream(name, recipes)
+    return Stream(name, recipes, inputs.encoding)

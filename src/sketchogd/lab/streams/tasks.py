@@ -6,6 +6,8 @@ from typing import overload
 
 import torch
 
+from sketchogd.lab.streams.encodings import AS_GIVEN, Encoding
+
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Inputs float32 (n, …) and labels int64 (n,)."""
 
@@ -44,11 +46,13 @@ class Stream(Sequence[Task]):
     """A sequence of tasks, each built whenever it is asked for and not kept.
 
     `stream[t]` is a `Task`; `stream.test(t)` builds the test half only, for evaluation; a slice is a shorter stream.
+    `encoding` is the lossless form in which its inputs take fewest bytes.
     """
 
-    def __init__(self, name: str, recipes: Sequence[Recipe]) -> None:
+    def __init__(self, name: str, recipes: Sequence[Recipe], encoding: Encoding = AS_GIVEN) -> None:
         self.name = name
         self.recipes = tuple(recipes)
+        self.encoding = encoding
 
     def __len__(self) -> int:
         return len(self.recipes)
@@ -67,7 +71,7 @@ class Stream(Sequence[Task]):
 
     def __getitem__(self, index: int | slice) -> "Task | Stream":
         if isinstance(index, slice):
-            return Stream(self.name, self.recipes[index])
+            return Stream(self.name, self.recipes[index], self.encoding)
         recipe = self.recipes[index]
         return Task(*recipe.train(), *recipe.test(), name=recipe.name, classes=recipe.classes, head=recipe.head)
 

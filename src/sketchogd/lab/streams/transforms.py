@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import pad as pad_tensor
 
 from sketchogd.lab.data.datasets import LabelledImages
+from sketchogd.lab.streams.encodings import Pixels
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class Inputs:
     pad: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @property
+    def encoding(self) -> Pixels:
+        """What turns inputs back into pixels."""
+        return Pixels(self.mean, self.std)
 
     def padded(self, images: torch.Tensor) -> torch.Tensor:
         """Images uint8 (n, C, H, W) → (n, C, H + 2 pad, W + 2 pad)."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sketchogd.lab.methods.baselines.examples import ExampleStore
 from sketchogd.lab.methods.learner import Learner, Loss
+from sketchogd.lab.streams.encodings import AS_GIVEN, Encoding
 from sketchogd.model.parameters import ProtectedParameters
 
 
@@ -29,17 +30,27 @@ class AGEM(Learner):
         loss: mean loss of a batch of one head.
         per_task: examples kept of each task.
         batch: examples drawn at each step.
+        encoding: how inputs are kept.
         seed: every random choice follows from it.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, per_task: int, batch: int, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        per_task: int,
+        batch: int,
+        *,
+        encoding: Encoding = AS_GIVEN,
+        seed: int = 0,
+    ) -> None:
         if per_task < 1 or batch < 1:
             raise ValueError(f"A-GEM needs at least one example a task and a batch; got {per_task} and {batch}")
         self.parameters = ProtectedParameters(model).tensors
         self.loss = loss
         self.per_task = per_task
         self.batch = batch
-        self.store = ExampleStore(seed)
+        self.store = ExampleStore(seed, encoding)
         self.tasks = 0
 
     def before_step(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:

@@ -6,7 +6,8 @@ After task t, with weights θ*_t, the diagonal of the Fisher information is
 
 and training continues with the loss + λ/2 Σ_t Σ_i F_t,i (θ_i − θ*_t,i)². A sum of parabolas is a parabola: with
 A = Σ_t F_t and m the mean of the θ*_t weighted by F_t it equals λ/2 Σ_i A_i (θ_i − m_i)² up to a constant, so two
-vectors are enough for any number of tasks.
+vectors are enough for any number of tasks. A strong penalty makes explicit steps diverge; `optimizer` makes the step
+on the penalty implicit, after that of the optimizer: θ ← m + (θ − m) / (1 + η λ A), η the learning rate.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sketchogd.lab.methods.baselines.l2 import add_to_gradients_, draw_back_
 from sketchogd.lab.methods.learner import Learner
 from sketchogd.model.batches import call, evaluating, log_likelihood, logits_of
 from sketchogd.model.gradients import GradientSignals
@@ -33,6 +35,7 @@ class EWC(Learner):
         model: the model that is trained.
         strength: λ.
         samples: random examples per task over which E_x is estimated; None for all of them.
+        optimizer: given, the penalty is met by an implicit step with its learning rate.
         parameters: which parameters are held; by default all that are trained.
         seed: determines the samples.
     """
@@ -43,6 +46,7 @@ class EWC(Learner):
         strength: float,
         *,
         samples: int | None = 200,
+        optimizer: torch.optim.Optimizer | None = None,
         parameters: Selection = None,
         seed: int = 0,
     ) -> None:
@@ -51,6 +55,7 @@ class EWC(Learner):
         self.parameters = ProtectedParameters(model, parameters)
         self.strength = float(strength)
         self.samples = samples
+        self.optimizer = optimizer
         self.seed = seed
         self.tasks = 0
         self.fisher = torch.zeros(self.parameters.p, dtype=self.parameters.dtype, device=self.parameters.device)
@@ -62,12 +67,18 @@ class EWC(Learner):
 
     @torch.no_grad()
     def before_step(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
-        """Add the gradient of the penalty, λ A (θ − m), to `.grad`."""
-        if self.tasks == 0:
+        """Add the gradient of the penalty, λ A (θ − m), to `.grad`, unless the step is implicit."""
+        if self.tasks == 0 or self.optimizer is not None:
             return
         pull = self.parameters.flatten().sub_(self.anchor).mul_(self.fisher).mul_(self.strength)
-        for t, piece in zip(self.parameters.tensors, self.parameters.unflatten(pull), strict=True):
-            t.grad = piece.to(t.dtype).clone() if t.grad is None else t.grad.add_(piece)
+        add_to_gradients_(self.parameters, pull)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Take the implicit step, if that is asked for."""
+        if self.tasks and self.optimizer is not None:
+            stiffness = self.fisher * self.strength
+            draw_back_(self.parameters, self.anchor, stiffness, self.optimizer.param_groups[0]["lr"])
 
     def end_task(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:
         """Add the task's Fisher diagonal at the current weights."""

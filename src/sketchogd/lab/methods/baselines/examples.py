@@ -7,21 +7,23 @@ import torch
 from torch import Tensor
 
 from sketchogd.lab.methods.learner import Loss
+from sketchogd.lab.streams.encodings import AS_GIVEN, Encoding
 from sketchogd.seeds import derive_seed
 
 
 class ExampleStore:
-    """Raw examples: inputs (n, …), targets (n,) and groups (n,).
+    """Raw examples: inputs (n, …) as their encoding has them, targets (n,) and groups (n,).
 
     The k-th draw depends only on (seed, k), so a resumed run needs only the number of draws.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, encoding: Encoding = AS_GIVEN) -> None:
         self.seed = seed
+        self.encoding = encoding
         self.draws = 0
         self.inputs: Tensor | None = None
         self.targets: Tensor | None = None
-        self.groups = torch.zeros(0, dtype=torch.int64)
+        self.groups = torch.zeros(0, dtype=encoding.labels)
         self._generator = torch.Generator()
         self._members: dict[int, Tensor] = {}
 
@@ -35,17 +37,18 @@ class ExampleStore:
     def append(self, inputs: Tensor, targets: Tensor, head: int) -> None:
         """Add examples of one head."""
         self._members = {}
-        inputs, targets = inputs.detach(), targets.detach()
+        inputs, targets = self.encoding.encode(inputs.detach()), targets.detach().to(self.encoding.labels)
         self.inputs = inputs.clone() if self.inputs is None else torch.cat([self.inputs, inputs])
         self.targets = targets.clone() if self.targets is None else torch.cat([self.targets, targets])
-        self.groups = torch.cat([self.groups, torch.full((len(targets),), head)])
+        self.groups = torch.cat([self.groups, torch.full((len(targets),), head, dtype=self.encoding.labels)])
 
     def replace(self, place: int, example: Tensor, target: Tensor, head: int) -> None:
         """Overwrite one example with another."""
         assert self.inputs is not None
         assert self.targets is not None
         self._members = {}
-        self.inputs[place], self.targets[place], self.groups[place] = example, target, head
+        self.inputs[place] = self.encoding.encode(example[None])[0]
+        self.targets[place], self.groups[place] = target, head
 
     def rows(self, size: int) -> Tensor:
         """The indices (size,) of the next draw, without replacement; all n, if `size` is not less than n."""
@@ -76,15 +79,28 @@ class ExampleStore:
             groups = self.groups[rows]
             chosen = {g: rows[groups == g].to(self.inputs.device) for g in groups.unique().tolist()}
         for head, members in chosen.items():
-            yield self.inputs.index_select(0, members), self.targets.index_select(0, members), head
+            yield *self._at(members), head
+
+    def of_rows(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, int, Tensor]]:
+        """The examples with these indices, as (inputs, targets, head, indices), one tuple per head."""
+        assert self.inputs is not None
+        groups = self.groups[rows]
+        for head in groups.unique().tolist():
+            members = rows[groups == head].to(self.inputs.device)
+            yield *self._at(members), head, members
 
     def mixed(self, size: int) -> tuple[Tensor, Tensor, int]:
         """`size` examples of any head without replacement, as (inputs, targets), and the head of the first."""
         assert self.inputs is not None
         assert self.targets is not None
         rows = self.rows(size)
-        there = rows.to(self.inputs.device)
-        return self.inputs.index_select(0, there), self.targets.index_select(0, there), int(self.groups[rows[0]])
+        return *self._at(rows.to(self.inputs.device)), int(self.groups[rows[0]])
+
+    def _at(self, members: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these examples as they were given."""
+        assert self.inputs is not None
+        assert self.targets is not None
+        return self.encoding.decode(self.inputs.index_select(0, members)), self.targets.index_select(0, members).long()
 
     def gradient(self, size: int, loss: Loss, parameters: Sequence[Tensor]) -> tuple[list[Tensor | None], int]:
         """The gradient of the mean loss over a drawn batch, a tensor or None per parameter, and the batch's size."""

@@ -13,32 +13,44 @@ from torch import Tensor, nn
 
 from sketchogd.lab.methods.baselines.examples import ExampleStore
 from sketchogd.lab.methods.learner import Learner, Loss
+from sketchogd.lab.streams.encodings import AS_GIVEN, Encoding
 from sketchogd.model.parameters import ProtectedParameters
 
 
 class Replay(Learner):
     """Keeps `capacity` raw examples in all; draws `batch` of them at each step.
 
-    Bytes: capacity · (bytes of an input + 16). The paper makes one pass over the data; with several epochs per task,
-    each example is offered to the reservoir once, when the task ends. The two parts of a joint batch go through the
-    model one after the other, which makes no difference unless batch normalisation is in training mode.
+    Bytes: capacity · (bytes of an input + 16); kept as pixels or tokens (`encoding`), those of the input in that form
+    + 2. The paper makes one pass over the data; with several epochs per task, each example is offered to the reservoir
+    once, when the task ends. The two parts of a joint batch go through the model one after the other, which makes no
+    difference unless batch normalisation is in training mode.
 
     Args:
         model: the model that is trained.
         loss: mean loss of a batch of one head.
         capacity: examples kept in all.
         batch: examples drawn at each step.
+        encoding: how inputs are kept.
         seed: every random choice follows from it.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, capacity: int, batch: int, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        capacity: int,
+        batch: int,
+        *,
+        encoding: Encoding = AS_GIVEN,
+        seed: int = 0,
+    ) -> None:
         if capacity < 1 or batch < 1:
             raise ValueError(f"replay needs room for at least one example and a batch; got {capacity} and {batch}")
         self.parameters = ProtectedParameters(model).tensors
         self.loss = loss
         self.capacity = capacity
         self.batch = batch
-        self.store = ExampleStore(seed)
+        self.store = ExampleStore(seed, encoding)
         self.seen = 0
 
     def before_step(self, inputs: Tensor, targets: Tensor, head: int = 0) -> None:

@@ -114,7 +114,8 @@ class Group:
         """A run, its method built on its own model and its own optimizer, which never steps."""
         heads, T = Heads(net, self.head_of[0]), len(self.stream)
         size = bytes_of_example(*self.data.tests[data][0])
-        setup = Setup(net, idle, heads.loss, T, size, self.known.protected, config.seed)
+        facts = train.facts_of(self.stream, heads, self.data.tests[data][0][0])
+        setup = Setup(net, idle, heads.loss, T, size, self.known.protected, config.seed, **facts)
         return Lane(config, place, heads, idle, build(config.method, setup), data, Accuracies.unknown(T))
 
     def train(self) -> list[metrics.Summary | FloatingPointError]:

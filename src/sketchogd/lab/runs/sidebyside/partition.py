@@ -80,5 +80,12 @@ def expected_bytes(config: RunConfig) -> int:
 
 
 def joins(config: RunConfig) -> bool:
-    """Whether a run can be trained with others: `stacked` has to have the passes of its network."""
+    """Whether a run can be trained with others: `stacked` has to have the passes of its network.
+
+    Where features of frozen layers replace images, examples cannot be kept as pixels.
+    """
+    if KINDS[config.method.name].alone:
+        return False
+    if config.training.eval_after_first_step and config.method.options.get("stored") == "bytes":
+        return False
     return can_be_stacked(record(config.benchmark).network, config.training)

@@ -35,6 +35,10 @@ the heads of the examples; None if all belong to the active head of `net`.
 
 def can_be_stacked(network: Network, training: Training) -> bool:
     """Whether `written_out` has the passes of the networks that `network` builds, when they are trained like this."""
+    if training.schedule or training.augment or training.fresh or training.test_batch:
+        return False
+    if training.clip is not None or training.weight_decay is not None:
+        return False
     if network is mlp_for:
         return not training.frozen and not training.eval_after_first_step
     if network is lenet_for:

@@ -110,6 +110,7 @@ class Recall:
         self.targets = torch.cat([store.tensors()["targets"] for store in self.stores])
         self.heads = torch.cat([store.groups for store in self.stores]).to(device)
         sizes = torch.tensor([len(store) for store in self.stores])
+        self.decode = self.stores[0].encoding.decode
         self.starts = (sizes.cumsum(0) - sizes).view(-1, 1, 1)
         self.rows = torch.zeros(len(members), 0, 0, dtype=torch.int64, device=device)
         self._ahead: Tensor | None = None
@@ -133,7 +134,7 @@ class Recall:
     def drawn(self, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs (R, m, …), targets (R, m) and heads (R, m) of the stored examples of step `at` (1,)."""
         rows = self.rows.index_select(1, at).squeeze(1)
-        return self.inputs[rows], self.targets[rows], self.heads[rows]
+        return self.decode(self.inputs[rows]), self.targets[rows].long(), self.heads[rows].long()
 
     @property
     def is_replay(self) -> bool:

@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Run a block with PyTorch's CPU generator seeded with `seed`; its state is restored afterwards."""
-    with torch.random.fork_rng(devices=[]):
+def seeded(seed: int, device: str | torch.device = "cpu") -> Iterator[None]:
+    """Run a block with PyTorch's generators of CPU and device seeded with `seed`; they are restored afterwards."""
+    chosen = torch.device(device)
+    places = [chosen.index or 0] if chosen.type == "cuda" else []
+    with torch.random.fork_rng(devices=places):
         torch.default_generator.manual_seed(seed)
+        if places:
+            torch.cuda.manual_seed(seed)
         yield
 
 
