@@ -17,6 +17,7 @@ from ..errors import StorageError
 from ..memory import REGISTRY, Memory
 from ..model.batches import Output
 from ..model.parameters import ProtectedParameters, local
+from ..privacy.guarantee import FORM as GUARANTEE
 from ..optimizer.reference import Copies, Copy
 from ..projector.base import Projector
 from . import file
@@ -74,6 +75,7 @@ _META = schema.record(
         "buffers": _BUFFERS,
         "meter": _METER,
         "weights": schema.many(schema.number()),
+        "privacy": GUARANTEE,
     },
     more=True,
 )

@@ -1,0 +1,58 @@
+"""The accountant: what ε several Gaussian mechanisms have together. All of it is dp-accounting's, which Google maintains.
+
+The mechanism is the same everywhere: a vector to which one unit of privacy adds at most 1 in Euclidean norm, plus
+normal noise of standard deviation z, the noise multiplier, in every coordinate (`sums`).
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+TOLERANCE = 1e-4
+"""By how much a calibrated noise multiplier may be larger than needed."""
+
+
+def library() -> Any:
+    """The module `dp_accounting`. Raises ImportError, with what to install, where it is missing."""
+    try:
+        import dp_accounting
+        from dp_accounting import pld
+    except ImportError as error:
+        raise ImportError(
+            'a privacy guarantee needs the accountant of dp-accounting: pip install "sketchogd[privacy]"'
+        ) from error
+    assert pld
+    return dp_accounting
+
+
+@lru_cache(maxsize=64)
+def noise_multiplier(epsilon: float, delta: float, releases: int) -> float:
+    """The smallest z with which so many releases of the same data together are (ε, δ)-differentially private."""
+    dp = library()
+
+    def event(z: float) -> Any:
+        return dp.SelfComposedDpEvent(dp.GaussianDpEvent(z), releases)
+
+    return float(dp.calibrate_dp_mechanism(dp.pld.PLDAccountant, event, epsilon, delta, tol=TOLERANCE))
+
+
+def epsilon_of(noise: Sequence[float], delta: float, *, replace: bool = False) -> float:
+    """ε of releases with these noise multipliers, all of the same data.
+
+    Args:
+        noise: one multiplier per release; without any ε is 0.
+        delta: δ.
+        replace: for data sets in which one unit is replaced by another, instead of added or removed: its sums differ by
+            2 in place of 1.
+    """
+    return _epsilon(tuple(sorted(noise)), delta, replace) if noise else 0.0
+
+
+@lru_cache(maxsize=256)
+def _epsilon(noise: tuple[float, ...], delta: float, replace: bool) -> float:
+    dp = library()
+    relation = dp.NeighboringRelation
+    accountant = dp.pld.PLDAccountant(relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE)
+    for z in noise:
+        accountant.compose(dp.GaussianDpEvent(z))
+    return float(accountant.get_epsilon(delta))
