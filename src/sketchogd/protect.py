@@ -93,7 +93,9 @@ def protect(
     asked = {"budget": budget, "strength": strength, "memory": memory, "every": every, "output": output, "seed": seed}
     team = _team(chosen, group, shard, {**asked, "optimizer": type(optimizer)})
     if privacy is not None and not isinstance(team, Alone):
-        raise ValueError("privacy= works in one process: others would sum what has no noise yet. Remember in one process")
+        raise ValueError(
+            "privacy= works in one process: others would sum what has no noise yet. Remember in one process"
+        )
     reason = None
     if memory is None:
         assert budget is not None

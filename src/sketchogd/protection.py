@@ -36,6 +36,7 @@ from .optimizer.meter import Meter
 from .optimizer.reference import FULL, ROUNDED, Copy
 from .optimizer.wrapped import unwrapped
 from .privacy.account import Account
+from .privacy.advice import hidden as said_hidden
 from .privacy.guarantee import Guarantee
 from .privacy.settings import Privacy
 from .projector.base import Anchor, Projector
@@ -158,18 +159,20 @@ class Protection:
             self.settle()
             account.charge()
             self._outdate()
-            release.finish(account.noise)
+            hidden = release.finish(account.noise)
             self.memory.end_task()
             self._statistics.end_task()
             self._refresh()
+        if hidden:
+            warnings.warn(said_hidden(hidden), ProtectionWarning, stacklevel=3)
 
     def _end_guarantee(self) -> None:
         """Warn that what is now remembered without noise ends the guarantee of a memory that was loaded."""
         if self._guarantee is not None:
             self._guarantee = None
             warnings.warn(
-                "the memory had a privacy guarantee, which ends here: what is remembered now is kept without noise. Give "
-                "so.protect(…, privacy=so.Privacy(…)) to go on with one",
+                "the memory had a privacy guarantee, which ends here: what is remembered now is kept without noise. "
+                "Give so.protect(…, privacy=so.Privacy(…)) to go on with one",
                 ProtectionWarning,
                 stacklevel=3,
             )

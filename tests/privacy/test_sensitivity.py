@@ -30,8 +30,8 @@ class ManyLogits(nn.Sequential):
         super().__init__(nn.Linear(5, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 30))
 
 
-def releasing(model, memory, unit=so.privacy.Example(), output=None):
-    privacy = so.Privacy(3.0, 1e-5, unit=unit)
+def releasing(model, memory, unit=None, output=None):
+    privacy = so.Privacy(3.0, 1e-5, unit=unit or so.privacy.Example())
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
     protection = so.protect(model, optimizer, memory=memory, privacy=privacy, output=output)
     protection.detach()
@@ -136,7 +136,7 @@ def test_the_sums_are_those_of_autograd_for_one_example_at_a_time(kind):
             G = []
             for logit in model(x[None])[0]:
                 parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
-                grads = [g for g in torch.autograd.grad(logit, parts, retain_graph=True)]
+                grads = list(torch.autograd.grad(logit, parts, retain_graph=True))
                 matrix = grads[0].flatten(1) if grads[0].ndim > 1 else grads[0]
                 matrix = matrix.T if layer.tokens else matrix
                 G.append(matrix if layer.bias is None else torch.cat([matrix, grads[1][:, None]], 1))
@@ -155,7 +155,9 @@ def test_a_user_changes_no_sum_by_more_than_the_sensitivity(same_signs):
 
     def sums(keep, ids):
         rows = [i for i in range(12) if keep(ids[i])]
-        batches = [(inputs[rows][i : i + 4], targets[rows][i : i + 4], [ids[r] for r in rows[i : i + 4]]) for i in (0, 4, 8)]
+        batches = [
+            (inputs[rows][i : i + 4], targets[rows][i : i + 4], [ids[r] for r in rows[i : i + 4]]) for i in (0, 4, 8)
+        ]
         release = begin()
         for (x, y), weights in unit.weighed(batches):
             if len(x):

@@ -17,6 +17,7 @@ from sketchogd.cli.options import Json, friendly
 from sketchogd.errors import StorageError
 from sketchogd.memory.metadata import SKETCH
 from sketchogd.memory.state import left_out, load_sketches, own_tensors, sketch_diagnostics, stored_sketch
+from sketchogd.privacy.guarantee import described
 from sketchogd.sketch import Sketch
 from sketchogd.sketch.columns import Whole
 from sketchogd.storage import restore
@@ -43,6 +44,9 @@ def inspect(
         return
     protected = sum(math.prod(entry["shape"]) for entry in found["parameters"])
     show.out.print(f"memory of {found['memory']}: {found['examples']:,} examples, {protected:,} protected parameters")
+    guarantee = described(found)
+    if guarantee is not None:
+        show.out.print(f"privacy: {guarantee}", highlight=False)
     show.out.print(f"settings: {json.dumps(found.get('settings', {}))}")
     rows = [
         {

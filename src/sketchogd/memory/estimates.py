@@ -36,11 +36,14 @@ class MomentEstimate:
         r, d = self.vectors.shape
         return float(self.values.sum()) + self.tail * (d - r) + self.rest
 
+    @property
+    def seen(self) -> bool:
+        """Whether there is a direction in it."""
+        return bool((self.values > 0).any())
+
     def scaled(self, factor: float) -> "MomentEstimate":
         """The same of rows that are √factor times as long."""
-        return MomentEstimate(
-            self.values * factor, self.vectors, self.tail * factor, self.count, self.rest * factor
-        )
+        return MomentEstimate(self.values * factor, self.vectors, self.tail * factor, self.count, self.rest * factor)
 
     def product(self, omega: Tensor | None) -> Tensor:
         """Ωᵀ M for Ω (d, k), in its precision; M itself for None."""
@@ -74,6 +77,11 @@ class RowsEstimate:
     rows: Tensor
     count: int
     energy: float
+
+    @property
+    def seen(self) -> bool:
+        """Whether there is a direction in it."""
+        return bool(self.rows.any())
 
     def scaled(self, factor: float) -> "RowsEstimate":
         """The same of rows that are √factor times as long."""

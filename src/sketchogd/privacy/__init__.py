@@ -1,7 +1,7 @@
 """Privacy: memories that are differentially private, and an honest measurement of what a memory reveals.
 
-`so.protect(..., privacy=so.Privacy(epsilon, delta))` bounds what each example adds to every sum that is kept, adds noise
-to each sum once, and leaves the arithmetic of ε to dp-accounting. Data passes the files in this order:
+`so.protect(..., privacy=so.Privacy(epsilon, delta))` bounds what each example adds to every sum that is kept, adds
+noise to each sum once, and leaves the arithmetic of ε to dp-accounting. Data passes the files in this order:
 
 * `settings`, `units`: the guarantee that is asked for, and whose presence it hides
 * `account`: what is spent, and which memories can have a guarantee; `accounting`: ε and noise, by dp-accounting
@@ -9,11 +9,12 @@ to each sum once, and leaves the arithmetic of ε to dp-accounting. Data passes 
 * `histogram`: magnitudes, whose range nobody has to know
 * `sums`: sums with their sensitivity, and `noise`: secure normal numbers
 * `spectra`: what noisy sums say of second moments
-* `guarantee`: what files say
+* `guarantee`: what files say; `advice`: how many examples a task needs
 """
 
+from .advice import examples_needed
 from .guarantee import Guarantee
 from .settings import Privacy
 from .units import Example, Unit, User
 
-__all__ = ["Example", "Guarantee", "Privacy", "Unit", "User"]
+__all__ = ["Example", "Guarantee", "Privacy", "Unit", "User", "examples_needed"]

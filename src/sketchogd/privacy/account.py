@@ -39,7 +39,9 @@ class Account:
         else:
             raise ValueError(f"a {type(memory).__name__} has no private form; use so.LayerMemory or so.ProductSketch")
         mixing = [
-            name for name, module in model.named_modules() if isinstance(module, _BatchNorm) and module.running_mean is None
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, _BatchNorm) and module.running_mean is None
         ]
         if mixing:
             raise ValueError(

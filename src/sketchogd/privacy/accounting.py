@@ -1,4 +1,4 @@
-"""The accountant: what ε several Gaussian mechanisms have together. All of it is dp-accounting's, which Google maintains.
+"""The accountant: what ε several Gaussian mechanisms have together, all of it by Google's dp-accounting.
 
 The mechanism is the same everywhere: a vector to which one unit of privacy adds at most 1 in Euclidean norm, plus
 normal noise of standard deviation z, the noise multiplier, in every coordinate (`sums`).

@@ -2,16 +2,15 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..memory import GradientMemory
 from ..memory.staging import Commit
-from ..model.batches import evaluating, every_logit, logits_of
+from ..model.batches import evaluating, every_logit
 from ..model.calls import Call
 from ..projector.rules import Pull
 from .noise import uniform
-from .release import EXAMPLES, Release, require_alone
+from .release import EXAMPLES, Release, outputs_of, require_alone
 from .rows import RowSums
 from .sums import Noisy, Sums
 from .units import Unit
@@ -46,11 +45,12 @@ class GradientRelease(Release):
     def stage(self, inputs: Any, targets: Any, weights: Tensor) -> Commit:
         """See `Release`."""
         memory, model = self.memory, self.memory.parameters.model
-        with evaluating(model), torch.no_grad():
-            call = Call.of(model, inputs, targets, every_logit if memory.every else memory.signals.output)
-            require_alone(model, call, logits_of(call.run()))
+        output = every_logit if memory.every else memory.signals.output
+        with evaluating(model):
+            call = Call.of(model, inputs, targets, output)
+        require_alone(call, output, outputs_of(call, output))
         if memory.every:
-            # Signs of logits are drawn for each example: were they those of its place, one more would change all others.
+            # Signs of logits are drawn for each example: were they those of its place, one more would change others.
             numbers = (uniform(len(weights)) * (1 << 30)).long().to(self.device)
             inputs, targets = call.inputs, {"number": numbers, "counted": call.counted}
         chunks = list(memory.signals.chunks(inputs, targets))
@@ -70,9 +70,8 @@ class GradientRelease(Release):
 
         return commit
 
-    def _take(self, found: dict[str, Noisy], weight: float) -> None:
+    def _take(self, found: dict[str, Noisy], weight: float) -> list[str]:
         spread = isinstance(self.memory.rule, Pull)
-        estimates = {
-            rows.name: rows.estimate(found, weight, self.unit.most, spread) for _, rows in self.blocks
-        }
+        estimates = {rows.name: rows.estimate(found, weight, self.unit.most, spread) for _, rows in self.blocks}
         self.memory.add_estimates(estimates, self.examples(weight))
+        return [name for name, estimate in estimates.items() if not estimate.seen]

@@ -83,8 +83,12 @@ class Guarantee:
         return "an example" if self.unit == "example" else f"a user of up to {self.examples} examples"
 
     def __str__(self) -> str:
+        return self.said(self.epsilon)
+
+    def said(self, epsilon: float) -> str:
+        """The guarantee in words, with this ε."""
         return (
-            f"(ε = {self.epsilon:.3g}, δ = {self.delta:g})-differentially private for {self.said_unit} that is added "
+            f"(ε = {epsilon:.3g}, δ = {self.delta:g})-differentially private for {self.said_unit} that is added "
             f"or removed, over {self.releases} release{'' if self.releases == 1 else 's'}"
         )
 
@@ -126,3 +130,18 @@ FORM = schema.record(
     }
 )
 """What files say of a guarantee. `epsilon` is what the accountant said when it was written, for whoever has none."""
+
+
+def described(meta: Mapping[str, Any]) -> str | None:
+    """What the metadata of a file says of its guarantee, in words; None where it has none.
+
+    Without the accountant ε is the one that stands in the file.
+    """
+    guarantee = Guarantee.of(meta)
+    if guarantee is None:
+        return None
+    try:
+        epsilon = guarantee.epsilon
+    except ImportError:
+        epsilon = float(meta["privacy"]["epsilon"])
+    return f"{guarantee.said(epsilon)}; not covered: {guarantee.not_covered}"

@@ -14,7 +14,9 @@ BINS = 2 * OCTAVES * PER_OCTAVE
 WINDOW = 4 * PER_OCTAVE
 """Numbers further than so many bins from the fullest bin are not looked for: a count there is most likely noise."""
 DEVIATIONS = 3.0
-"""Counts below so many standard deviations of the noise are noise."""
+"""Counts near the fullest bin below so many standard deviations of the noise are noise."""
+SEEN = 5.0
+"""Where no count reaches so many standard deviations, which the noise of all bins hardly ever does, nothing is seen."""
 
 
 def empty(device: torch.device, signed: bool = False) -> Tensor:
@@ -33,12 +35,13 @@ def counts_of(numbers: Tensor, weights: Tensor, signed: bool = False) -> Tensor:
 
 
 def moments(counts: Tensor, sigma: float) -> tuple[float, float]:
-    """(mean, mean square) of the numbers, from noisy counts around the fullest bin."""
+    """(mean, mean square) of the numbers, from noisy counts around the fullest bin; zeros where noise hides all."""
+    fullest = int(counts.argmax())
+    if not float(counts[fullest]) > SEEN * sigma:
+        return 0.0, 0.0
     exponents = (torch.arange(BINS, dtype=torch.float64, device=counts.device) + 0.5) / PER_OCTAVE - OCTAVES
     middles = torch.cat([2.0**exponents, -(2.0**exponents)])[: len(counts)]
-    fullest = int(counts.argmax())
     near = (torch.arange(len(counts), device=counts.device) % BINS - fullest % BINS).abs() <= WINDOW
     kept = torch.where(near & (counts > DEVIATIONS * sigma), counts, 0.0)
-    kept[fullest] = counts[fullest].clamp_min(1e-9)
     n = float(kept.sum())
     return float((kept * middles).sum()) / n, float((kept * middles.square()).sum()) / n

@@ -5,8 +5,8 @@ which are positive semidefinite and of trace 1. So their Frobenius norms, which 
 The numbers of the tokens of an embedding, Σ ‖column of G‖² / t, sum to 1 and have a norm of at most 1. t itself is a
 count in one bin of a histogram, as is the spread of an example's outputs. Parameters of no layer: `rows`.
 
-The sketches of the memory are given what follows from the released sums, Ωᵀ M for the estimate of M: what a sketch keeps
-of it is a function of what was released. Letters as in `memory.curvature.traces`.
+The sketches of the memory are given what follows from the released sums, Ωᵀ M for the estimate of M: what a sketch
+keeps of it is a function of what was released. Letters as in `memory.curvature.traces`.
 """
 
 from collections.abc import Sequence
@@ -117,7 +117,7 @@ class LayerRelease(Release):
             memory.warn_of_unseen(reading)
             self._warned = True
         self._require_outputs(reading)
-        require_alone(memory.parameters.model, reading.call, reading.outputs)
+        require_alone(reading.call, memory.output, reading.outputs)
         orders = orders_of_positions(reading.uses, reading.outputs)
         if MIXED in orders:  # weights that do not see the batch, as those of positions: each example by itself
             apart = ([map_tensors(lambda t, e=e: t[e : e + 1], v) for v in (inputs, targets)] for e in range(b))  # type: ignore[misc]
@@ -179,9 +179,9 @@ class LayerRelease(Release):
         self.logits = logits
 
     def _passes(self, reading: Reading) -> Passes:
-        """As `Reading.deltas`, but with signs that nobody can draw again: they must not depend on an example's place."""
+        """As `Reading.deltas`, with signs that nobody can draw again: they must not depend on an example's place."""
         outputs, edges = reading.outputs, [use.edge for use in reading.uses]
-        b, C = outputs.shape if outputs.ndim == 2 else (len(outputs), 0)
+        C = outputs.shape[1] if outputs.ndim == 2 else 0
         counted = None if reading.counted is None else reading.counted.expand_as(reading.logits).reshape(outputs.shape)
         if C == 0:
             weights = [torch.ones_like(outputs)]
@@ -216,21 +216,24 @@ class LayerRelease(Release):
 
     # ---------------------------------------------------------------- the release
 
-    def _take(self, found: dict[str, Noisy], weight: float) -> None:
+    def _take(self, found: dict[str, Noisy], weight: float) -> list[str]:
         most, spread = self.unit.most, isinstance(self.memory.rule, Pull)
         scalars = self.logits if self.logits <= EVERY_LOGIT_UP_TO else COMBINATIONS
         count = max(1, round(weight))
         moments: dict[str, Estimate] = {}
         tokens: dict[str, Tensor] = {}
+        hidden: list[str] = []
         for name, factors in self.memory.factors.items():
             size, _ = histogram.moments(found[f"{name}.size"].value, found[f"{name}.size"].sigma)
             for part, _ in factors.sketches():
                 own = spectra.of_moment(found[f"{name}.{part}"], count, spread)
+                hidden += [] if size and len(own.values) else [f"{name}.{part}"]
                 moments[f"{name}.{part}"] = replace(own.scaled(size * most), count=count * most * scalars)
             if factors.counts is not None:
                 tokens[f"{name}.counts"] = spectra.of_diagonal(found[f"{name}.counts"], count) * size * most
         if self.rest is not None:
             moments[REST] = self.rest.estimate(found, weight, most, spread)
+            hidden += [] if moments[REST].seen else [REST]
         numbers = found[SPREAD].value if self.logits == 1 else found[SPREAD].value[: histogram.BINS]
         mean, square = histogram.moments(numbers, found[SPREAD].sigma)
         examples = self.examples(weight)
@@ -238,11 +241,10 @@ class LayerRelease(Release):
         outputs = several if self.logits > 1 else [examples, examples * mean, examples * square]
         spreads = torch.tensor(outputs, dtype=torch.float64, device=self.device)
         self.memory.add_estimates(moments, tokens, spreads, examples, self.logits)
+        return hidden
 
 
 def _signs(like: Tensor) -> Tensor:
     """Random signs ±1 of this shape, from the secure generator."""
     drawn = torch.where(uniform(like.numel()) < 0.5, 1.0, -1.0)
     return drawn.view(like.shape).to(like)
-
-

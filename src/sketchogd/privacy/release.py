@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..memory.staging import Commit
-from ..model.batches import evaluating, logits_of
+from ..model.batches import Output, evaluating, every_logit, logits_of, per_example
 from ..model.calls import Call
 from .histogram import empty
 from .sums import Noisy, Sum, Sums
@@ -51,8 +51,11 @@ class Release(ABC):
         """
 
     @abstractmethod
-    def _take(self, found: dict[str, Noisy], weight: float) -> None:
-        """Give the memory what follows from released sums; `weight` estimates the sum of all weights."""
+    def _take(self, found: dict[str, Noisy], weight: float) -> list[str]:
+        """Give the memory what follows from released sums; returns the sketches of which noise hides every direction.
+
+        `weight` estimates the sum of all weights.
+        """
 
     def observe(self, inputs: Any, targets: Any, weights: Tensor | None, b: int) -> None:
         """Add a batch of b examples with weights (b,), None for 1 each; nothing is added on an error."""
@@ -60,10 +63,13 @@ class Release(ABC):
         self.stage(inputs, targets, weights.to(self.device))()
         self.observed += b
 
-    def finish(self, noise: float) -> None:
-        """Add noise of this multiplier, once, and give the memory what follows from that."""
+    def finish(self, noise: float) -> list[str]:
+        """Add noise of this multiplier, once, and give the memory what follows from that.
+
+        Returns the names of sketches of which noise hides every direction.
+        """
         found = self.sums.released(noise)
-        self._take(found, max(1.0, float(found[EXAMPLES].value)))
+        return self._take(found, max(1.0, float(found[EXAMPLES].value)))
 
     def examples(self, weight: float) -> int:
         """About how many examples have these weights in all."""
@@ -78,27 +84,33 @@ class Release(ABC):
         return Sum(name, empty(self.device, signed))
 
 
-def require_alone(model: nn.Module, call: Call, outputs: Tensor) -> None:
+def outputs_of(call: Call, output: Output) -> Tensor:
+    """What is remembered of a batch: all logits (b, …), or the scalars (b,)."""
+    with torch.no_grad(), evaluating(call.model):
+        found = call.run()
+        return logits_of(found) if output is every_logit else per_example(output, found, call.targets)
+
+
+def require_alone(call: Call, output: Output, outputs: Tensor) -> None:
     """Raise ValueError where an example's outputs depend on the other examples of its batch.
 
     What one example adds would then depend on the others, and nothing bounds it. One example, drawn anew for each
     batch, is run alone.
 
     Args:
-        model: the model.
-        call: how it is called with the batch.
-        outputs: what it returned, (b, …).
+        call: how the model is called with the batch.
+        output: the scalar of an example.
+        outputs: what it is for the batch.
     """
     b = len(outputs)
     if b < 2:
         return
     i = secrets.randbelow(b)
-    with torch.no_grad(), evaluating(model):
-        alone = logits_of(call.part(slice(i, i + 1)).run())[0]
-    theirs = outputs[i].detach().reshape(alone.shape)
+    alone, theirs = outputs_of(call.part(slice(i, i + 1)), output).flatten(), outputs[i].detach().flatten()
+    if not bool(theirs.isfinite().all()):
+        return  # which is said with the layer's name, where gradients are read
     if not torch.allclose(alone, theirs, rtol=0.0, atol=ALONE * float(theirs.abs().max()) + 1e-6):
         raise ValueError(
             "the outputs of an example depend on the other examples of its batch, so that nothing bounds what one "
-            "example adds. Give normalisation layers running statistics, and leave out whatever else looks across a batch"
+            "example adds. Give normalisation layers running statistics, and leave out whatever looks across a batch"
         )
-

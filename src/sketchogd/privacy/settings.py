@@ -11,7 +11,8 @@ class Privacy:
     """What is kept of a task is differentially private: whoever has it learns next to nothing of a single example.
 
     For any two data sets D and D' that differ by one unit, which is in one of them only, and any set S of what may be
-    kept, P(kept(D) ∈ S) ≤ e^ε P(kept(D') ∈ S) + δ. Not covered are the weights, and what follows from them (docs/privacy.md).
+    kept, P(kept(D) ∈ S) ≤ e^ε P(kept(D') ∈ S) + δ. Not covered are the weights, and what follows from them
+    (docs/privacy.md).
 
     Args:
         epsilon: ε > 0 of all releases together; 1 is strong, 10 is weak.

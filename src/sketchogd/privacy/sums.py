@@ -2,8 +2,8 @@
 
 To each of R sums Sᵢ one unit adds a vector of norm at most 1 (`SENSITIVITY`), the Frobenius norm for matrices. With
 shares ωᵢ that sum to 1, the vector (√ω₁ S₁, …, √ω_R S_R) changes by at most √(Σ ωᵢ) = 1. Noise of standard deviation z
-in all of its coordinates is one Gaussian mechanism of noise multiplier z; Sᵢ itself then has noise of standard deviation
-σᵢ = z / √ωᵢ. Of a symmetric matrix the coordinates are its diagonal and √2 times what is above it.
+in all of its coordinates is one Gaussian mechanism of noise multiplier z; Sᵢ itself then has noise of standard
+deviation σᵢ = z / √ωᵢ. Of a symmetric matrix the coordinates are its diagonal and √2 times what is above it.
 """
 
 from collections.abc import Sequence

@@ -17,8 +17,8 @@ from ..errors import StorageError
 from ..memory import REGISTRY, Memory
 from ..model.batches import Output
 from ..model.parameters import ProtectedParameters, local
-from ..privacy.guarantee import FORM as GUARANTEE
 from ..optimizer.reference import Copies, Copy
+from ..privacy.guarantee import FORM as GUARANTEE
 from ..projector.base import Projector
 from . import file
 

@@ -1,8 +1,8 @@
 """Of each example by itself: Σ ‖G‖² over scalars for every layer, and sensitivities scaled by a number per example.
 
 Multiplying all of an example's sensitivities at a layer by c multiplies its G by c and what it adds to both factors by
-c². So contributions of any size that is wanted come out of the same sums (`traces`), for every kind of layer. Letters as
-there.
+c². So contributions of any size that is wanted come out of the same sums (`traces`), for every kind of layer. Letters
+as there.
 """
 
 from collections.abc import Mapping, Sequence
