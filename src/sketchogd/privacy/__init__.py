@@ -10,11 +10,13 @@ noise to each sum once, and leaves the arithmetic of ε to dp-accounting. Data p
 * `sums`: sums with their sensitivity, and `noise`: secure normal numbers
 * `spectra`: what noisy sums say of second moments
 * `guarantee`: what files say; `advice`: how many examples a task needs
+* `audit/`: attacks, and how well they work
 """
 
 from .advice import examples_needed
+from .audit import Audit, audit
 from .guarantee import Guarantee
 from .settings import Privacy
 from .units import Example, Unit, User
 
-__all__ = ["Example", "Guarantee", "Privacy", "Unit", "User", "examples_needed"]
+__all__ = ["Audit", "Example", "Guarantee", "Privacy", "Unit", "User", "audit", "examples_needed"]

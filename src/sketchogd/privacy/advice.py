@@ -2,7 +2,7 @@
 
 A direction with the share s of the energy of n examples has the eigenvalue ℓ = n s. In noise of standard deviation σ it
 is seen from ℓ = σ √(d/2) on, and cos² of the angle to what is seen is 1 − σ² d / (2 ℓ²) (Capitaine, Donati-Martin,
-Féral 2009). At ℓ = σ √d half of it is right. Shares of the noise among the sums: `sums`. Letters as there, d row length.
+Féral 2009). At ℓ = σ √d half of it is right. How the noise is divided among the sums is in `sums`; d is the row length.
 """
 
 from ..memory import GradientMemory, LayerMemory

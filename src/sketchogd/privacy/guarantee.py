@@ -1,4 +1,4 @@
-"""`Guarantee`: what was released, with how much noise, and what that amounts to. Files carry it, merging composes it."""
+"""`Guarantee`: what was released, with how much noise, and what that amounts to. Files carry it, merging adds it up."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -41,7 +41,7 @@ WIDEST = 8192
 
 SPREAD, REST = "outputs.spread", "rest"
 
-TOGETHER = 64
+TOGETHER = 256
 """So many examples go through the model at once."""
 
 
