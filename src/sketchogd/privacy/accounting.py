@@ -11,6 +11,9 @@ from typing import Any
 TOLERANCE = 1e-4
 """By how much a calibrated noise multiplier may be larger than needed."""
 
+GRID = 1e-4
+"""Privacy losses are rounded up to multiples of this share of ε."""
+
 
 def library() -> Any:
     """The module `dp_accounting`. Raises ImportError, with what to install, where it is missing."""
@@ -33,7 +36,25 @@ def noise_multiplier(epsilon: float, delta: float, releases: int) -> float:
     def event(z: float) -> Any:
         return dp.SelfComposedDpEvent(dp.GaussianDpEvent(z), releases)
 
-    return float(dp.calibrate_dp_mechanism(dp.pld.PLDAccountant, event, epsilon, delta, tol=TOLERANCE))
+    # That of one mechanism, times √releases, is close: the accountant is asked a few times only.
+    guess = dp.get_sigma_gaussian(epsilon, delta) * releases**0.5
+    bracket = dp.ExplicitBracketInterval(0.99 * guess, 1.05 * guess)
+    tolerance = TOLERANCE * guess
+    return float(
+        dp.calibrate_dp_mechanism(
+            lambda: _accountant(epsilon, False), event, epsilon, delta, bracket_interval=bracket, tol=tolerance
+        )
+    )
+
+
+def _accountant(epsilon: float, replace: bool) -> Any:
+    """For ε about this large: losses are rounded up to multiples of a small share of it, so that none is understated."""
+    dp = library()
+    relation = dp.NeighboringRelation
+    return dp.pld.PLDAccountant(
+        relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE,
+        value_discretization_interval=max(1e-4, GRID * epsilon),
+    )
 
 
 def epsilon_of(noise: Sequence[float], delta: float, *, replace: bool = False) -> float:
@@ -51,8 +72,8 @@ def epsilon_of(noise: Sequence[float], delta: float, *, replace: bool = False) -
 @lru_cache(maxsize=256)
 def _epsilon(noise: tuple[float, ...], delta: float, replace: bool) -> float:
     dp = library()
-    relation = dp.NeighboringRelation
-    accountant = dp.pld.PLDAccountant(relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE)
+    about = dp.get_epsilon_gaussian(sum(z**-2 for z in noise) ** -0.5 / (2 if replace else 1), delta)
+    accountant = _accountant(about, replace)
     for z in noise:
         accountant.compose(dp.GaussianDpEvent(z))
     return float(accountant.get_epsilon(delta))

@@ -15,8 +15,18 @@ from torch import Tensor
 from ..memory.estimates import MomentEstimate, RowsEstimate
 from .sums import Noisy
 
-MARGIN = 1.02
-"""Eigenvalues up to so many times the edge are noise: the largest of a finite matrix is a little off the edge."""
+QUANTILE = 3.5
+"""What the largest eigenvalue of noise hardly ever exceeds: the law of Tracy and Widom has 0.1 % beyond."""
+
+
+def largest_of_symmetric(d: int) -> float:
+    """How far above its edge the largest eigenvalue of symmetric noise (d, d) can be, as a factor."""
+    return 1 + QUANTILE / 2 * d ** (-2 / 3)
+
+
+def largest_of_rectangle(k: int, d: int) -> float:
+    """The same for the largest singular value of noise (k, d) and the edge √k + √d (Johnstone 2001)."""
+    return 1 + QUANTILE / 2 * (k**-0.5 + d**-0.5) ** (1 / 3) / (k**0.5 + d**0.5)
 
 
 def of_moment(found: Noisy, count: int, spread: bool) -> MomentEstimate:
@@ -30,7 +40,7 @@ def of_moment(found: Noisy, count: int, spread: bool) -> MomentEstimate:
     d = len(found.value)
     values, vectors = torch.linalg.eigh(found.value)
     edge = (2 * d) ** 0.5 * found.sigma
-    kept = values > MARGIN * edge
+    kept = values > largest_of_symmetric(d) * edge
     values, vectors = (values[kept].square() - edge**2).sqrt().flip(0), vectors[:, kept].flip(1).T
     if float(values.sum()) > count > 0:
         values = values * (count / float(values.sum()))
@@ -57,7 +67,7 @@ def _shrunk(found: Noisy) -> tuple[Tensor, Tensor, Tensor]:
     squares, U = torch.linalg.eigh(Y @ Y.T)
     squares, U = squares.flip(0).clamp_min(0.0), U.flip(1)
     y = squares.sqrt() / (sigma * wide**0.5)
-    kept = y > MARGIN * (1 + beta**0.5)
+    kept = y > largest_of_rectangle(k, d) * (1 + beta**0.5)
     y, U = y[kept], U[:, kept]
     V = (U.T @ Y) / squares[kept].sqrt()[:, None]
     return U, ((y.square() - beta - 1).square() - 4 * beta).sqrt() / y * (sigma * wide**0.5), V

@@ -17,8 +17,10 @@ from ...memory import GradientMemory, LayerMemory, Memory
 MOST = 64
 """Candidates per attack."""
 
-STEPS = 200
-"""Alternating projections per start."""
+STEPS = 60
+"""Alternating projections per start, of which there are `STARTS` in a span of gradients."""
+
+STARTS = 16
 
 NEAR = 0.9
 """From this correlation on a candidate is a picture of an example."""
@@ -101,7 +103,7 @@ def _from_gradients(memory: GradientMemory, weight: Tensor, seed: int) -> Tensor
             whole[:, low - columns.start : high - columns.start] = own
             rows.append(whole)
     span = torch.cat(rows) if rows else torch.zeros(0, weight.numel(), dtype=torch.float64)
-    return rank_one(span.view(-1, *weight.shape), MOST, seed)
+    return rank_one(span.view(-1, *weight.shape), STARTS, seed)
 
 
 def rank_one(span: Tensor, starts: int, seed: int = 0) -> Tensor:
