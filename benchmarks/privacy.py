@@ -2,11 +2,12 @@
 
     python benchmarks/privacy.py audit --data DATA --json benchmarks/results/privacy-audit-cpu.json
     python benchmarks/privacy.py accuracy --data DATA --json benchmarks/results/privacy-accuracy-cpu.json
+    python benchmarks/privacy.py plot --records benchmarks/results/privacy-accuracy-cpu.json --figures accuracy.png
 
-"audit" trains the network of a benchmark on two halves of its first task, remembers one of them, and attacks the
-memory: once with the other half as those who were not remembered, which the weights know as well, so that all that is found
-comes from the memory; and once with test data, where weights leak too. "accuracy" trains all tasks for each ε, at the
-bytes of the same layer memory. Benchmarks whose data is not in the folder are left out, and named.
+"audit" trains the network of a benchmark on two halves of its first task, remembers some of one half, and attacks the
+memory: once with others of the other half, which the weights know as well, so that all that is found comes from the
+memory; and once with test data, where weights leak too. "accuracy" trains all tasks for each ε, at the bytes of the
+same layer memory. Benchmarks whose data is not in the folder are left out, and named.
 """
 
 import argparse
@@ -108,70 +109,78 @@ def train(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor, epochs: int, s
 # ---------------------------------------------------------------- what a memory reveals
 
 
-def memories(p: int) -> Iterator[tuple[str, Callable[[], Any], float | None, int | None]]:
-    """(name, memory, ε or None, how many examples are remembered or None for all)."""
-    for rank in (200, 2048):
-        exact = " (exact factors)" if rank == 2048 else ""
-        yield f"layer memory, rank {rank}{exact}", lambda rank=rank: so.LayerMemory(rank), None, None
-    yield "product sketch, rank 200", lambda: so.ProductSketch(200), None, None
-    yield "gradient sketch, rank 200", lambda: so.GradientSketch(200), None, None
-    yield "symmetric sketch, rank 100", lambda: so.SymmetricSketch(100, 100), None, None
-    yield "frequent directions, rank 100", lambda: so.FrequentDirections(100), None, None
-    yield "incremental PCA, rank 100", lambda: so.IncrementalPCA(100), None, None
-    yield "random rows, 200", lambda: so.RandomRows(200), None, None
-    yield "PCA of 400 rows, 100 kept", lambda: so.PCARows(400, 100), None, None
-    for name, memory in (
-        ("layer memory, rank 200", lambda: so.LayerMemory(200)),
-        ("gradient sketch, rank 200", lambda: so.GradientSketch(200)),
-        ("product sketch, rank 200", lambda: so.ProductSketch(200)),
-    ):
-        yield f"{name}, 40 examples", memory, None, 40
+FEW, MORE = 40, 1000
+"""Remembered by the rows that say so; others remember `--examples`."""
+
+Case = tuple[str, Callable[[], Any], float | None, int | None]
+
+
+def memories() -> Iterator[Case]:
+    """(name, memory, ε or None, how many examples are remembered or None for the usual number)."""
+    layers, product, gradient = (
+        lambda: so.LayerMemory(200),
+        lambda: so.ProductSketch(100),
+        lambda: so.GradientSketch(100),
+    )
+    for name, memory in (("layer memory", layers), ("product sketch", product), ("gradient sketch", gradient)):
+        yield name, memory, None, None
+    yield "layer memory, exact factors", lambda: so.LayerMemory(2048), None, None
+    yield "all rows", lambda: so.AllRows(), None, None
+    yield "random rows", lambda: so.RandomRows(50), None, None
+    yield "PCA of rows", lambda: so.PCARows(100, 50), None, None
+    yield "frequent directions", lambda: so.FrequentDirections(50), None, None
+    yield "incremental PCA", lambda: so.IncrementalPCA(50), None, None
+    yield "symmetric sketch", lambda: so.SymmetricSketch(50, 50), None, None
+    for name, memory in (("layer memory", layers), ("product sketch", product), ("gradient sketch", gradient)):
+        yield name, memory, None, FEW
+        yield name, memory, 3.0, FEW
+    yield "layer memory", layers, None, MORE
     for epsilon in (1.0, 3.0, 8.0):
-        yield "layer memory, rank 200", lambda: so.LayerMemory(200), epsilon, None
-    yield "product sketch, rank 200", lambda: so.ProductSketch(200), 3.0, None
-    yield "gradient sketch, rank 200", lambda: so.GradientSketch(200), 3.0, None
-    yield "layer memory, rank 200, 40 examples", lambda: so.LayerMemory(200), 3.0, 40
-    yield "gradient sketch, rank 200, 40 examples", lambda: so.GradientSketch(200), 3.0, 40
+        yield "layer memory", layers, epsilon, MORE
+    yield "product sketch", product, 8.0, MORE
+    yield "gradient sketch", gradient, 8.0, MORE
 
 
 def audits(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    n = options.examples
     stream, model, parameters = setup(name, options.data, 0, None, 1)
     x, y = stream.train(0)
     held_x, held_y = stream.test(0)
     use_head(model, 0)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    n = min(n, len(x) // 2)
+    n = min(MORE, len(x) // 2)
     inside, outside = order[:n], order[n : 2 * n]
     both = torch.cat([inside, outside])
     optimizer = optimizer_of(name, model)
     train(model, optimizer, x[both], y[both], max(1, options.steps * 32 // len(both)), 0)
-    p = sum(t.numel() for t in model.parameters())
-    for title, memory, epsilon, few in memories(p):
+    for title, memory, epsilon, count in memories():
         if options.only and options.only not in title:
             continue
         start = time.time()
         privacy = None if epsilon is None else so.Privacy(epsilon, DELTA)
         protection = so.protect(model, optimizer, memory=memory(), parameters=parameters, privacy=privacy, output=None)
-        members = inside if few is None else inside[:few]
-        others = outside if few is None else outside[:few]
+        members, others = (each[: count or options.examples] for each in (inside, outside))
         protection.remember(batches(x[members], y[members]))
         found = {
             "trained, not remembered": so.privacy.audit(
-                protection, batches(x[members], y[members]), batches(x[others], y[others])
+                protection,
+                batches(x[members], y[members]),
+                batches(x[others], y[others]),
+                inputs=count == FEW or title.startswith("layer"),  # a search in a large span takes minutes
             ),
             "test data": so.privacy.audit(
-                protection, batches(x[members], y[members]), batches(held_x[: len(members)], held_y[: len(members)])
+                protection,
+                batches(x[members], y[members]),
+                batches(held_x[: len(members)], held_y[: len(members)]),
+                inputs=False,
             ),
         }
-        label = title if epsilon is None else f"{title}, ε = {epsilon:g}"
         first = found["trained, not remembered"]
-        if options.figures is not None and first.reconstructions and few:
-            slug = label.replace(",", "").replace(" = ", "-").replace(" ", "-").replace("ε", "epsilon")
+        if options.figures is not None and first.reconstructions and count == FEW:
+            slug = f"{title} {'' if epsilon is None else f'epsilon {epsilon:g}'}".strip().replace(" ", "-")
             first.figure(options.figures / f"privacy-{name}-{slug}.png")
         yield {
             "benchmark": name,
-            "memory": label,
+            "memory": title,
             "bytes": protection.memory.nbytes,
             "examples": len(members),
             "epsilon": epsilon,
@@ -236,12 +245,43 @@ def costs(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield run(name, options, None if epsilon in ("none", "inf") else float(epsilon), seed, n, own)
 
 
+def plot(records: Sequence[Path], path: Path) -> None:
+    """Accuracy over ε of every benchmark in these files, with the mean and all seeds."""
+    from matplotlib.figure import Figure
+
+    rows = [row for record in records for row in json.loads(record.read_text())["rows"]]
+    kinds = sorted({(row["benchmark"], row["examples"]) for row in rows})
+    figure = Figure(figsize=(3.1 * len(kinds), 3))
+    for i, (name, n) in enumerate(kinds):
+        own = [row for row in rows if (row["benchmark"], row["examples"]) == (name, n)]
+        axes = figure.add_subplot(1, len(kinds), i + 1)
+        private = sorted({row["epsilon"] for row in own if row["epsilon"]})
+        means = [_mean([row["accuracy"] for row in own if row["epsilon"] == epsilon]) for epsilon in private]
+        axes.plot(private, means, color="tab:blue")
+        shown = [row for row in own if row["epsilon"]]
+        axes.plot([row["epsilon"] for row in shown], [row["accuracy"] for row in shown], "o", color="tab:blue")
+        for memory, label, colour in ((True, "no guarantee", "tab:green"), (False, "no memory", "tab:red")):
+            level = [row["accuracy"] for row in own if row["epsilon"] is None and (row["memory"] is not None) == memory]
+            axes.axhline(_mean(level), color=colour, linestyle="--", label=label)
+        axes.set_xscale("log")
+        axes.set_xlabel("ε")
+        axes.set_title(f"{name}, {n:,} per task", fontsize=9)
+        if i == 0:
+            axes.set_ylabel("mean accuracy")
+            axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["audit", "accuracy"])
-    parser.add_argument("--data", type=Path, required=True, help="folder with mnist/, clinc150/ and cifar100/")
+    parser.add_argument("what", choices=["audit", "accuracy", "plot"])
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder with mnist/, clinc150/ and cifar100/")
     parser.add_argument("--benchmarks", nargs="*", default=["split-mnist", "clinc150", "split-cifar100"])
-    parser.add_argument("--examples", type=int, default=1000, help="audit: how many are remembered")
+    parser.add_argument("--examples", type=int, default=300, help="audit: how many are remembered")
     parser.add_argument("--only", help="audit: memories with this in their name")
     parser.add_argument("--steps", type=int, default=190, help="optimizer steps per task")
     parser.add_argument("--tasks", type=int, default=5)
@@ -249,8 +289,12 @@ def main() -> None:
     parser.add_argument("--remember", type=int, nargs="*", default=[2000], help="accuracy: examples per task")
     parser.add_argument("--epsilon", nargs="*", default=["10", "3", "1", "0.3"])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--figures", type=Path)
+    parser.add_argument("--figures", type=Path, help="audit: a folder for pictures; plot: the file to write")
+    parser.add_argument("--records", type=Path, nargs="*", help="plot: files that accuracy wrote")
     options = parser.parse_args()
+    if options.what == "plot":
+        plot(options.records, options.figures)
+        return
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message=".*noise hides")
     rows: list[dict[str, Any]] = []

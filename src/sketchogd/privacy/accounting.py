@@ -48,7 +48,7 @@ def noise_multiplier(epsilon: float, delta: float, releases: int) -> float:
 
 
 def _accountant(epsilon: float, replace: bool) -> Any:
-    """For ε about this large: losses are rounded up to multiples of a small share of it, so that none is understated."""
+    """For ε about this large: losses are rounded up to multiples of a small share of it, and never understated."""
     dp = library()
     relation = dp.NeighboringRelation
     return dp.pld.PLDAccountant(

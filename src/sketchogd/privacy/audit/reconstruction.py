@@ -17,10 +17,10 @@ from ...memory import GradientMemory, LayerMemory, Memory
 MOST = 64
 """Candidates per attack."""
 
-STEPS = 60
+STEPS = 40
 """Alternating projections per start, of which there are `STARTS` in a span of gradients."""
 
-STARTS = 16
+STARTS = 12
 
 NEAR = 0.9
 """From this correlation on a candidate is a picture of an example."""

@@ -113,6 +113,7 @@ def audit(
     others: Iterable[Any],
     *,
     examples: int | None = 2000,
+    inputs: bool = True,
     seed: int = 0,
 ) -> Audit:
     """Attack what a protection keeps, knowing everything but who was remembered: weights, memory, seeds.
@@ -126,6 +127,7 @@ def audit(
         members: batches that were remembered.
         others: batches that were not.
         examples: how many of each to take at most.
+        inputs: whether to look for inputs too, which takes most of the time.
         seed: for the halves of the likelihood ratios, and the starts of the search.
     """
     memory, model = protection.memory, protection.parameters.model
@@ -141,19 +143,19 @@ def audit(
     both = [torch.cat(pair, 1) for pair in zip(of_memory, of_weights, strict=True)]
     named = {"memory": of_memory, "weights alone": of_weights, "memory and weights": both}
     attacks = [Attack.of(name, *likelihood_ratios(each[0], each[1], seed)) for name, each in named.items()]
-    inputs, shape = _flat(mine)
+    own, shape = _flat(mine)
+    theirs_flat, _ = _flat(theirs)
     reconstructions = []
-    other_inputs, _ = _flat(theirs)
-    found = None if inputs is None else reconstruction.first_linear(memory, inputs.shape[1])
-    if found is not None and inputs is not None and other_inputs is not None:
+    found = None if own is None or not inputs else reconstruction.first_linear(memory, own.shape[1])
+    if found is not None and own is not None and theirs_flat is not None:
         layer, weight = found
         for name, candidates in (
             ("memory", reconstruction.of_memory(memory, layer, weight, seed)),
             ("weights alone", reconstruction.of_weights(weight)),
         ):
             if len(candidates):
-                reconstructions.append(reconstruction.judged(name, candidates, inputs, other_inputs))
-    kept = torch.zeros(0, 0) if inputs is None else inputs
+                reconstructions.append(reconstruction.judged(name, candidates, own, theirs_flat))
+    kept = torch.zeros(0, 0) if own is None else own
     return Audit(tuple(attacks), tuple(reconstructions), protection.privacy, kept, shape)
 
 
