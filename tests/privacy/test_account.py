@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import sketchogd as so
-from sketchogd.privacy import accounting
 from sketchogd.privacy.guarantee import Guarantee
+from sketchogd.privacy.mechanism import accounting
 
 dp_accounting = pytest.importorskip("dp_accounting")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import sketchogd as so
-from sketchogd.privacy import noise
 from sketchogd.privacy.account import Account
-from sketchogd.privacy.sums import Sum, Sums
+from sketchogd.privacy.mechanism import noise
+from sketchogd.privacy.mechanism.sums import Sum, Sums
 
 
 def test_numbers_are_normal_and_independent():
@@ -87,7 +87,8 @@ def test_sums_are_released_once():
 @pytest.mark.filterwarnings("ignore:.*noise hides")
 def test_what_remember_adds_is_noise_of_the_multiplier_that_the_accountant_asked_for(memory, monkeypatch):
     """The sums that a protection releases, compared with the same sums without noise, over 40 tasks."""
-    from sketchogd.privacy import layers, rows, sums
+    from sketchogd.privacy import layers, rows
+    from sketchogd.privacy.mechanism import sums
 
     for module in (layers, rows):  # signs of logits follow from the seed here, so that sums can be compared
         monkeypatch.setattr(module, "uniform", lambda n: torch.full((n,), 0.25, dtype=torch.float64))

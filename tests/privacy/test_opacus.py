@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import sketchogd as so
-from sketchogd.privacy import accounting
+from sketchogd.privacy.mechanism import accounting
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -8,7 +8,7 @@ from torch import nn
 
 import sketchogd as so
 from sketchogd.privacy.account import Account
-from sketchogd.privacy.sums import SENSITIVITY
+from sketchogd.privacy.mechanism.sums import SENSITIVITY
 from tests.models import make
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.func cannot vectorise")

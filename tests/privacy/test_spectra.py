@@ -7,9 +7,9 @@ import torch
 
 import sketchogd as so
 from sketchogd.memory.estimates import MomentEstimate
-from sketchogd.privacy import histogram, noise, spectra
+from sketchogd.privacy.mechanism import histogram, noise, spectra
+from sketchogd.privacy.mechanism.sums import Noisy
 from sketchogd.privacy.rows import units
-from sketchogd.privacy.sums import Noisy
 
 
 def spiked(d, values, seed=0):

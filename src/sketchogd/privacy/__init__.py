@@ -4,11 +4,9 @@
 noise to each sum once, and leaves the arithmetic of ε to dp-accounting. Data passes the files in this order:
 
 * `settings`, `units`: the guarantee that is asked for, and whose presence it hides
-* `account`: what is spent, and which memories can have a guarantee; `accounting`: ε and noise, by dp-accounting
+* `account`: what is spent, and which memories can have a guarantee
 * `release`: one release; `layers`, `gradients`: what an example adds, for each kind of memory; `rows`: for one sketch
-* `histogram`: magnitudes, whose range nobody has to know
-* `sums`: sums with their sensitivity, and `noise`: secure normal numbers
-* `spectra`: what noisy sums say of second moments
+* `mechanism/`: sums with noise, their accountant, and spectra that know of the noise
 * `guarantee`: what files say; `advice`: how many examples a task needs
 * `audit/`: attacks, and how well they work
 """

@@ -9,10 +9,10 @@ from ..memory.staging import Commit
 from ..model.batches import evaluating, every_logit
 from ..model.calls import Call
 from ..projector.rules import Pull
-from .noise import uniform
+from .mechanism.noise import uniform
+from .mechanism.sums import Noisy, Sums
 from .release import EXAMPLES, Release, outputs_of, require_alone
 from .rows import RowSums
-from .sums import Noisy, Sums
 from .units import Unit
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import schema
 from ..errors import StorageError
-from .accounting import epsilon_of
+from .mechanism.accounting import epsilon_of
 
 NOT_COVERED = (
     "the weights, the anchor (a copy of weights), running statistics, and whatever follows from these; private "

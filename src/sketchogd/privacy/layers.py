@@ -29,11 +29,11 @@ from ..model.layers import MIXED, orders_of_positions
 from ..model.sensitivities import COMBINATIONS, EVERY_LOGIT_UP_TO, Reading
 from ..projector.rules import Pull
 from ..sketch import SecondMoment, SketchedMoment
-from . import histogram, spectra
-from .noise import uniform
+from .mechanism import histogram, spectra
+from .mechanism.noise import uniform
+from .mechanism.sums import Noisy, Sum, Sums
 from .release import EXAMPLES, Release, require_alone
 from .rows import RowSums
-from .sums import Noisy, Sum, Sums
 from .units import Unit
 
 WIDEST = 8192

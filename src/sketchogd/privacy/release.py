@@ -13,8 +13,8 @@ from torch import Tensor
 from ..memory.staging import Commit
 from ..model.batches import Output, evaluating, every_logit, logits_of, per_example
 from ..model.calls import Call
-from .histogram import empty
-from .sums import Noisy, Sum, Sums
+from .mechanism.histogram import empty
+from .mechanism.sums import Noisy, Sum, Sums
 from .units import Unit
 
 EXAMPLES = "examples"

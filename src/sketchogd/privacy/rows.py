@@ -19,9 +19,9 @@ from torch import Tensor
 from ..memory.estimates import Estimate, RowsEstimate
 from ..sketch import GradientSketch, ProductSketch, SecondMoment, Sketch
 from ..sketch.testmatrix import Gaussian
-from . import histogram, spectra
-from .noise import uniform
-from .sums import Noisy, Sum, Sums
+from .mechanism import histogram, spectra
+from .mechanism.noise import uniform
+from .mechanism.sums import Noisy, Sum, Sums
 
 WHOLE = 2048
 """Second moments of rows up to this length are summed whole."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from .accounting import noise_multiplier
+from .mechanism.accounting import noise_multiplier
 from .units import Example, Unit
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..errors import ProtectionError
+from ...errors import ProtectionError
 from .noise import normal, symmetric
 
 SENSITIVITY = 1.0

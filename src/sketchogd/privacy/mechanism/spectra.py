@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..memory.estimates import MomentEstimate, RowsEstimate
+from ...memory.estimates import MomentEstimate, RowsEstimate
 from .sums import Noisy
 
 QUANTILE = 3.5
