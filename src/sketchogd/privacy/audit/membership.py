@@ -42,11 +42,13 @@ def of_spectrum(v: Tensor, values: Tensor, vectors: Tensor, energy: float) -> Te
     """Logarithms of error, quadratic form and leverage (n, 3) of rows v (n, d)."""
     v, values, vectors = v.double(), values.double(), vectors.double()
     d = v.shape[1]
+    if energy <= 0:  # nothing was seen, as of a memory whose noise hides all
+        return v.new_zeros(len(v), 3)
     whole = v.square().sum(1).clamp_min(1e-300)
     seen = (v @ vectors.T).square()
     left = (whole - seen.sum(1)).clamp_min(0.0)
     tail = max(0.0, energy - float(values.sum())) / max(1, d - len(values))
-    ridge = RIDGE * max(energy, 1e-300) / d
+    ridge = RIDGE * energy / d
     error = left / whole
     quadratic = (seen @ values + left * tail) / whole
     leverage = seen @ (1 / (values + ridge)) + left / (tail + ridge)
