@@ -250,7 +250,7 @@ def plot(records: Sequence[Path], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = [row for record in records for row in json.loads(record.read_text())["rows"]]
-    kinds = sorted({(row["benchmark"], row["examples"]) for row in rows})
+    kinds = sorted({(row["benchmark"], row["examples"]) for row in rows if row["epsilon"]})
     figure = Figure(figsize=(3.1 * len(kinds), 3))
     for i, (name, n) in enumerate(kinds):
         own = [row for row in rows if (row["benchmark"], row["examples"]) == (name, n)]

@@ -85,7 +85,7 @@ class Audit:
             raise ValueError("there are no pictures: inputs are no images, or no layer sees whole inputs")
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(SHOWN, 2.3 * len(shown)))
+        figure = Figure(figsize=(SHOWN, 2.6 * len(shown)))
         for i, each in enumerate(shown):
             for j, best in enumerate(each.members.argsort(descending=True)[:SHOWN].tolist()):
                 pair = (
@@ -99,7 +99,7 @@ class Audit:
                     if k == 0:
                         axes.set_title(f"{float(each.members[best]):.2f}", fontsize=8)
                     if k == 0 and j == 0:
-                        axes.text(0, -0.35 * side[0], f"{each.name}: candidates, the nearest member below", fontsize=8)
+                        axes.text(0, -0.42 * side[0], f"{each.name}: candidates, the nearest member below", fontsize=8)
         figure.savefig(os.fspath(path), dpi=110, bbox_inches="tight")
 
     def _side(self) -> tuple[int, int] | None:
