@@ -251,7 +251,8 @@ def plot(records: Sequence[Path], path: Path) -> None:
 
     rows = [row for record in records for row in json.loads(record.read_text())["rows"]]
     kinds = sorted({(row["benchmark"], row["examples"]) for row in rows if row["epsilon"]})
-    figure = Figure(figsize=(3.1 * len(kinds), 3))
+    figure = Figure(figsize=(3.8 * len(kinds), 3))
+    figure.subplots_adjust(wspace=0.3)
     for i, (name, n) in enumerate(kinds):
         own = [row for row in rows if (row["benchmark"], row["examples"]) == (name, n)]
         axes = figure.add_subplot(1, len(kinds), i + 1)
