@@ -8,6 +8,8 @@ from torch import nn
 
 import sketchogd as so
 from sketchogd.privacy.audit import allowed, allowed_area, membership, reconstruction
+
+pytest.importorskip("dp_accounting")
 from sketchogd.privacy.audit.scores import Attack, likelihood_ratios
 
 

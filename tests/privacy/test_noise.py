@@ -8,6 +8,8 @@ import torch
 import sketchogd as so
 from sketchogd.privacy.account import Account
 from sketchogd.privacy.mechanism import noise
+
+pytest.importorskip("dp_accounting")
 from sketchogd.privacy.mechanism.sums import Sum, Sums
 
 

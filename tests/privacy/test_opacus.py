@@ -10,6 +10,8 @@ from torch.nn.functional import cross_entropy
 import sketchogd as so
 from sketchogd.privacy.mechanism import accounting
 
+pytest.importorskip("dp_accounting")
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     opacus = pytest.importorskip("opacus")

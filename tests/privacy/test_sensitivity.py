@@ -11,6 +11,8 @@ from sketchogd.privacy.account import Account
 from sketchogd.privacy.mechanism.sums import SENSITIVITY
 from tests.models import make
 
+pytest.importorskip("dp_accounting")
+
 pytestmark = pytest.mark.filterwarnings("ignore:torch.func cannot vectorise")
 
 KINDS = ["mlp", "cnn", "resnet", "transformer", "gru", "lora"]

@@ -9,6 +9,8 @@ import sketchogd as so
 from sketchogd.memory.estimates import MomentEstimate
 from sketchogd.privacy.mechanism import histogram, noise, spectra
 from sketchogd.privacy.mechanism.sums import Noisy
+
+pytest.importorskip("dp_accounting")
 from sketchogd.privacy.rows import units
 
 
