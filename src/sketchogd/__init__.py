@@ -8,7 +8,8 @@ protection.remember(task)         # after each task
 
 Data passes the folders in this order: `model` (what is read off a network), `sketch` (fixed-size summaries of rows, on
 `linalg`), `memory` (which rows go into which sketches), `projector` (what training applies to an update), `optimizer`
-(applying it), `storage` (files). `distributed` is for several processes, `theory` for the analysis. Beside the library
+(applying it), `storage` (files). `distributed` is for several processes, `theory` for the
+analysis, `privacy` for memories with a guarantee and for what a memory reveals. Beside the library
 are `lab` (data, streams, methods, runs, records, pages), `paper` (SketchOGD's publication) and `cli`.
 
 * `protect`: builds a `Protection` (`protection`), which takes a batch through these folders
@@ -17,7 +18,7 @@ are `lab` (data, streams, methods, runs, records, pages), `paper` (SketchOGD's p
 * `seeds`, `errors`: random numbers from a seed alone; what is raised and warned of; `interrupts`: holding Ctrl-C back
 """
 
-from . import distributed, theory
+from . import distributed, privacy, theory
 from .coverage import Coverage
 from .errors import NonFiniteError, ProtectionError, ProtectionWarning, StorageError
 from .ledger import Ledger
@@ -27,6 +28,7 @@ from .model.buffers import HoldStatistics
 from .model.gradients import per_example_gradients
 from .model.parameters import ProtectedParameters, excluding
 from .model.sensitivities import layer_signals
+from .privacy import Privacy
 from .projector import (
     BasisProjector,
     BlocksProjector,
@@ -75,6 +77,7 @@ __all__ = [
     "Memory",
     "NonFiniteError",
     "PCARows",
+    "Privacy",
     "ProductSketch",
     "Project",
     "Projector",
@@ -97,6 +100,7 @@ __all__ = [
     "layer_signals",
     "log_likelihood",
     "per_example_gradients",
+    "privacy",
     "protect",
     "theory",
     "true_logit",

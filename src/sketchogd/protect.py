@@ -20,6 +20,7 @@ from .model.wrapped import unwrapped_model
 from .optimizer.joint import corrections_kept
 from .optimizer.kinds import require_optimizer
 from .optimizer.wrapped import unwrapped
+from .privacy import Privacy
 from .protection import Protection
 from .sketch import Sketch
 
@@ -44,6 +45,7 @@ def protect(
     shard: bool = False,
     strength: float | None = None,
     buffers: HoldStatistics | None = HOLD,
+    privacy: Privacy | None = None,
 ) -> "Protection":
     """Protect what a model has learned: from now on every step of the optimizer spares what was remembered.
 
@@ -66,6 +68,8 @@ def protect(
         strength: with a budget, the weight of what is remembered against the new loss (`Pull`); a memory has its own.
         buffers: running statistics of norm layers are held once the first task is remembered: from then on training
             goes over from the batch's statistics to these. None lets them follow new tasks, as PyTorch does.
+        privacy: `so.Privacy(epsilon, delta)` for a memory that is differentially private (docs/privacy.md): noise is
+            added once for each call of `remember`. In one process only.
 
     >>> import torch, sketchogd as so
     >>> model = nn.Linear(4, 2)
@@ -88,6 +92,10 @@ def protect(
     chosen = ProtectedParameters(inner, parameters)
     asked = {"budget": budget, "strength": strength, "memory": memory, "every": every, "output": output, "seed": seed}
     team = _team(chosen, group, shard, {**asked, "optimizer": type(optimizer)})
+    if privacy is not None and not isinstance(team, Alone):
+        raise ValueError(
+            "privacy= works in one process: others would sum what has no noise yet. Remember in one process"
+        )
     reason = None
     if memory is None:
         assert budget is not None
@@ -97,7 +105,7 @@ def protect(
         memory = GradientMemory(memory)
     elif not isinstance(memory, Memory):
         raise TypeError(f"memory is a sketch or a memory such as so.LayerMemory(rank=200); got {memory!r}")
-    return Protection(chosen, optimizer, memory, team, output, every, reason, buffers)
+    return Protection(chosen, optimizer, memory, team, output, every, reason, buffers, privacy)
 
 
 def _require_kinds(model: object, optimizer: object) -> None:

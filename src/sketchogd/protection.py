@@ -35,8 +35,17 @@ from .optimizer.kinds import require_optimizer
 from .optimizer.meter import Meter
 from .optimizer.reference import FULL, ROUNDED, Copy
 from .optimizer.wrapped import unwrapped
+from .privacy.account import Account
+from .privacy.advice import hidden as said_hidden
+from .privacy.guarantee import Guarantee
+from .privacy.settings import Privacy
 from .projector.base import Anchor, Projector
 from .storage import file, fingerprint, restore
+
+_NO_EXAMPLES = (
+    "no examples came, so nothing was remembered: is the loader or generator empty, or used up by training? Give a "
+    "list or a DataLoader, which can be read again"
+)
 
 
 class Protection:
@@ -51,6 +60,7 @@ class Protection:
         every: optimizer steps between two projections.
         reason: why a budget picked this memory.
         buffers: how running statistics are held; None lets them move.
+        privacy: the guarantee that what is remembered is to have; None for none.
     """
 
     def __init__(
@@ -63,10 +73,13 @@ class Protection:
         every: int,
         reason: str | None = None,
         buffers: HoldStatistics | None = None,
+        privacy: Privacy | None = None,
     ) -> None:
         self.parameters = parameters
         self.memory = memory
         self._team = team
+        self._account = None if privacy is None else Account(privacy)
+        self._guarantee: Guarantee | None = None
         self._reason = reason
         self._output = output
         self._projector: Projector | None = None
@@ -79,6 +92,8 @@ class Protection:
         try:
             team.require_fit(memory)
             memory.bind(parameters, output)
+            if self._account is not None:
+                self._account.require_possible(memory, parameters.model)
             team.share(memory)
             self._statistics.attach(optimizer)
         except BaseException:
@@ -102,16 +117,15 @@ class Protection:
         require_batches(batches, examples)
         if isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
             batches = DataLoader(batches, batch_size=256)
+        if self._account is not None:
+            self._remember_privately(self._account, batches, examples)
+            return
+        self._end_guarantee()
         before, rows, energy = self.memory.examples, *self._sketched()
         most = Takes.of(self.parameters.model).most
         self._observe(limited(batches, self._team.limit(batches, examples), most), self._divided)
         if self.memory.examples == before:
-            warnings.warn(
-                "no examples came, so nothing was remembered: is the loader or generator empty, or used up by "
-                "training? Give a list or a DataLoader, which can be read again",
-                ProtectionWarning,
-                stacklevel=2,
-            )
+            warnings.warn(_NO_EXAMPLES, ProtectionWarning, stacklevel=2)
             return
         with uninterrupted():
             self.memory.end_task()
@@ -124,6 +138,49 @@ class Protection:
                 ProtectionWarning,
                 stacklevel=2,
             )
+
+    def _remember_privately(self, account: Account, batches: Iterable[Any], examples: int | None) -> None:
+        """Sum bounded contributions of all batches, add noise once, and remember what follows from that.
+
+        Where a batch is refused nothing is remembered, and nothing of the budget is spent.
+        """
+        release, most = account.begin(self.memory), Takes.of(self.parameters.model).most
+        self._require_observable()
+        for batch, weights in account.weighed(batches):
+            left = None if examples is None else examples - release.observed
+            for inputs, targets in limited([batch], left, most):
+                inputs, targets = self._placed(inputs, targets)
+                with uninterrupted():
+                    release.observe(inputs, targets, weights, batch_size(inputs))
+        if not release.observed:
+            warnings.warn(_NO_EXAMPLES, ProtectionWarning, stacklevel=3)
+            return
+        with uninterrupted():
+            self.settle()
+            account.charge()
+            self._outdate()
+            hidden = release.finish(account.noise)
+            self.memory.end_task()
+            self._statistics.end_task()
+            self._refresh()
+        if hidden:
+            warnings.warn(said_hidden(hidden), ProtectionWarning, stacklevel=3)
+
+    def _end_guarantee(self) -> None:
+        """Warn that what is now remembered without noise ends the guarantee of a memory that was loaded."""
+        if self._guarantee is not None:
+            self._guarantee = None
+            warnings.warn(
+                "the memory had a privacy guarantee, which ends here: what is remembered now is kept without noise. "
+                "Give so.protect(…, privacy=so.Privacy(…)) to go on with one",
+                ProtectionWarning,
+                stacklevel=3,
+            )
+
+    @property
+    def privacy(self) -> Guarantee | None:
+        """What the guarantee of the memory is by now, and what it does not cover; None where there is none."""
+        return self._guarantee if self._account is None else self._account.guarantee
 
     def _sketched(self) -> tuple[int, float]:
         """How many rows all sketches have observed, and their energy."""
@@ -140,6 +197,13 @@ class Protection:
         (`optimizer.anchor`), and observing at every step protects a stream without tasks. With several processes, all
         call it; `observe(None)` brings nothing.
         """
+        if self._account is not None:
+            raise ProtectionError(
+                "with privacy= every release of sums has a price, and observe would make one for each batch. Collect "
+                "the batches and call remember(batches): once for a task, or every so often in a stream, with "
+                "so.Privacy(…, releases=how often)"
+            )
+        self._end_guarantee()
         self._observe([] if inputs is None else [(inputs, targets)])
 
     def _divided(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -165,9 +229,7 @@ class Protection:
         return chain(first, batches)
 
     def _observe(self, batches: Iterable[Batch], prepared: Callable[[Iterator[Batch]], Iterator[Batch]] = iter) -> None:
-        self.parameters.require_gradients()
-        self.parameters.require_unchanged()
-        self._require_known()
+        self._require_observable()
         placed: Iterator[Batch] = (self._placed(inputs, targets) for inputs, targets in batches)
         undo: Callable[[], None] | None = None
         changed = False
@@ -187,6 +249,11 @@ class Protection:
                 with uninterrupted():
                     undo()
             raise
+
+    def _require_observable(self) -> None:
+        self.parameters.require_gradients()
+        self.parameters.require_unchanged()
+        self._require_known()
 
     def _require_known(self) -> None:
         """Warn of parameters that joined the model, and of weights that are not those that a file was saved beside."""
@@ -529,6 +596,7 @@ class Protection:
         flags = {"stale": self._stale, "remembered": self._projector is not None}
         meta = {"format": file.FORMAT, "parameters": self.parameters.describe(), **flags, **state["meta"]}
         meta |= self._statistics.state()
+        meta |= {} if self.privacy is None else {"privacy": self.privacy.meta()}
         if self._projection.meter.projections:
             meta["meter"] = self._projection.meter.state()
         anchor = self._projection.reference if self.memory.rule.anchor is not None else None
@@ -571,13 +639,14 @@ class Protection:
         self._team.complete(self.memory)
         if isinstance(other, Protection):
             other._team.complete(other.memory)
-            memory, beside = other.memory, fingerprint.fingerprint(other.parameters)
+            memory, beside, guarantee = other.memory, fingerprint.fingerprint(other.parameters), other.privacy
         else:
             meta, tensors = self._team.read(other)
             restore.require_meta(meta)
-            beside = meta.get("weights")
+            beside, guarantee = meta.get("weights"), Guarantee.of(meta)
             meta, tensors = self._team.from_checkpoint(meta, tensors)
             memory = restore.contents(meta, tensors, self.parameters, self._output).memory
+        together = self._merged_guarantee(guarantee)
         merged = restore.copied(self.memory, self.parameters, self._output)
         merged.merge(memory)
         if merged.examples:
@@ -589,18 +658,41 @@ class Protection:
             self._require_weights()
             self._outdate()
             self.memory = merged
+            self._take_guarantee(together)
             self.refresh()
+
+    def _merged_guarantee(self, other: Guarantee | None) -> Guarantee | None:
+        """That of this memory and another one together; None if either has none, which a private one refuses."""
+        if self._account is not None:
+            return self._account.guarantee.composed(self._account.require_same_unit(other))
+        if not self.memory.examples or self._guarantee is None or other is None:
+            return None if self.memory.examples else other
+        return self._guarantee.composed(other)
+
+    def _take_guarantee(self, guarantee: Guarantee | None) -> None:
+        """Go on with this guarantee, of what is remembered now."""
+        if self._account is None:
+            self._guarantee = guarantee
+        else:
+            assert guarantee is not None
+            self._account.guarantee = guarantee
 
     def _load(self, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Build everything, then replace what there is."""
         self.parameters.require_gradients()
         self.parameters.require_unchanged()
         restore.require_meta(meta)
+        guarantee = Guarantee.of(meta)
+        if self._account is not None:
+            guarantee = self._account.require_same_unit(guarantee)
         restored = restore.contents(*self._team.from_checkpoint(meta, tensors), self.parameters, self._output)
+        if self._account is not None:
+            self._account.require_possible(restored.memory, self.parameters.model)
         self._team.share(restored.memory)
         with uninterrupted():
             self.settle()
             self.memory, self._reason = restored.memory, None
+            self._take_guarantee(guarantee)
             self._projector, self._stale = restored.projector, restored.stale
             self._weight, self._examples = (
                 (1.0, 0) if restored.projector is None else (self.memory.weight, self.memory.examples)

@@ -18,6 +18,7 @@ from sketchogd.cli.show import Form
 from sketchogd.errors import StorageError
 from sketchogd.memory.metadata import SKETCH
 from sketchogd.memory.state import left_out, load_sketches, own_tensors, sketch_diagnostics, stored_sketch
+from sketchogd.privacy.guarantee import described
 from sketchogd.sketch import Sketch
 from sketchogd.sketch.columns import Whole
 from sketchogd.storage import restore
@@ -46,6 +47,9 @@ def inspect(
     if form is Form.table:
         protected = sum(math.prod(entry["shape"]) for entry in found["parameters"])
         show.say(f"memory of {found['memory']}: {found['examples']:,} examples, {protected:,} protected parameters")
+        guarantee = described(found)
+        if guarantee is not None:
+            show.say(f"privacy: {guarantee}")
         show.say(f"settings: {json.dumps(found.get('settings', {}))}")
     rows = [
         {

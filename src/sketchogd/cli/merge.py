@@ -12,6 +12,7 @@ from sketchogd.cli import show
 from sketchogd.cli.inspect import sketches_of
 from sketchogd.cli.options import Json, friendly
 from sketchogd.errors import StorageError
+from sketchogd.privacy import Guarantee
 from sketchogd.storage import restore
 
 _NUMBERS: dict[str, Callable[[int, int], int]] = {"tasks": int.__add__, "logits": max}  # one may be 0
@@ -66,6 +67,8 @@ def merged(named: Sequence[tuple[str, State]]) -> State:
         for key, merge_two in _NUMBERS.items():
             if key in meta:
                 meta = {**meta, key: merge_two(meta[key], other[key])}
+        guarantee = _merged_guarantee(first, Guarantee.of(meta), name, Guarantee.of(other))
+        meta = meta if guarantee is None else {**meta, "privacy": guarantee.meta()}
         remembered, stale = remembered or other["remembered"], stale or other["stale"]
     states = {key: sketch.state_dict() for key, sketch in sketches.items()}
     found = {f"{key}.{part}": t for key, state in states.items() for part, t in state["tensors"].items()}
@@ -74,6 +77,20 @@ def merged(named: Sequence[tuple[str, State]]) -> State:
     whole.pop("weights", None)  # each was saved beside weights of its own
     whole |= {"sketch": of_sketches["sketch"]} if "sketch" in meta else {"sketches": of_sketches}
     return whole, {**found, **counts}
+
+
+def _merged_guarantee(first: str, mine: Guarantee | None, name: str, theirs: Guarantee | None) -> Guarantee | None:
+    if mine is None and theirs is None:
+        return None
+    if mine is None or theirs is None:
+        raise StorageError(
+            f"{name} cannot be merged with {first}: {first if theirs is None else name} has a privacy guarantee, the "
+            "other one has none, and together they would have none"
+        )
+    try:
+        return mine.composed(theirs)
+    except ValueError as error:
+        raise StorageError(f"{name} cannot be merged with {first}: {error}") from error
 
 
 def _is_counts(name: str, sketches: Mapping[str, Any]) -> bool:

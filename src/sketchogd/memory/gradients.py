@@ -28,6 +28,7 @@ from ..sketch.base import positive
 from ..sketch.columns import UNSPLIT, Whole
 from .base import Memory
 from .blocks import Block, places
+from .estimates import Estimate
 from .metadata import GRADIENTS, has_device, is_device
 from .staging import Commit, staged_rows
 from .state import (
@@ -187,6 +188,17 @@ class GradientMemory(Memory):
             self.examples += batch_size(inputs)
 
         return commit
+
+    def add_estimates(self, estimates: Mapping[str, Estimate], examples: int) -> None:
+        """Remember about so many examples by estimates in their place, one per block by the name of its sketch.
+
+        A memory with a privacy guarantee knows no more.
+        """
+        for block in self.parts:
+            if self.offload is not None:
+                block.sketch.move_(self.parameters.device)
+            estimates[block.name].add_to(block.sketch)
+        self.examples += examples
 
     def _require_finite(self, rows: Tensor) -> None:
         for block in self.parts:

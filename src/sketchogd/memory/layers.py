@@ -33,6 +33,7 @@ from ..sketch.columns import UNSPLIT, Scattered
 from ..sketch.stored import Part, require_numbers, require_parts
 from .base import Memory
 from .curvature import CURVATURES, LayerFactors, spread
+from .estimates import Estimate
 from .layout import Layout, Rank
 from .metadata import LAYERS
 from .others import OtherParameters
@@ -237,7 +238,7 @@ class LayerMemory(Memory):
             logits = reading.count
             scalars = next(reading.signs(1, derive_seed(seed, "rest")))
         if self.examples == 0:
-            reading.in_step(lambda: self._warn_of_unseen(reading))
+            reading.in_step(lambda: self.warn_of_unseen(reading))
         first = self.logits if self.logits and self.outputs else logits
         scale = (first / logits) ** 0.5
         moments = spread.moments_of(reading.outputs)
@@ -263,7 +264,34 @@ class LayerMemory(Memory):
 
         return commit
 
-    def _warn_of_unseen(self, reading: Reading) -> None:
+    def add_estimates(
+        self,
+        moments: Mapping[str, Estimate],
+        tokens: Mapping[str, Tensor],
+        outputs: Tensor,
+        examples: int,
+        logits: int,
+    ) -> None:
+        """Remember about so many examples by estimates in their place, as a memory with a privacy guarantee does.
+
+        Args:
+            moments: what each sketch would have observed, by its name.
+            tokens: what is added to the token counts, by name.
+            outputs: moments of the outputs, as `curvature.spread` has them.
+            examples: about how many there are.
+            logits: per example.
+        """
+        first = self.logits or logits
+        for name, sketch in self.sketches():
+            moments[name].scaled(first / logits).add_to(sketch)
+        for name, counts in self.counts():
+            if name in tokens:
+                counts += tokens[name] * (first / logits)
+        self.spread += spread.scaled(outputs, (first / logits) ** 0.5)
+        self.logits = first
+        self.examples += examples
+
+    def warn_of_unseen(self, reading: Reading) -> None:
         """Warn of layers whose parameters move the outputs otherwise than by the calls that were recorded."""
         if reading.hidden:
             warnings.warn(hidden_from_gradients(reading.hidden), ProtectionWarning, stacklevel=5)

@@ -18,6 +18,7 @@ from ..memory import REGISTRY, Memory
 from ..model.batches import Output
 from ..model.parameters import ProtectedParameters, local
 from ..optimizer.reference import Copies, Copy
+from ..privacy.guarantee import FORM as GUARANTEE
 from ..projector.base import Projector
 from . import file
 
@@ -74,6 +75,7 @@ _META = schema.record(
         "buffers": _BUFFERS,
         "meter": _METER,
         "weights": schema.many(schema.number()),
+        "privacy": GUARANTEE,
     },
     more=True,
 )

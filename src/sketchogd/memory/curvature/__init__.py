@@ -3,6 +3,7 @@
 * `factors`: the two factors of a layer
 * `positions`: what a batch adds to their sketches, for single positions
 * `traces`: the same for gradients summed over the positions of an example
+* `energies`: the same of single examples, and sensitivities scaled for each
 * `kinds`: which of the two is kept, and the eigenpairs that projectors are made of
 * `spread`: the unit in which changes of outputs are measured
 """
