@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-MODULES = ("sketchogd", "sketchogd.distributed", "sketchogd.theory", "sketchogd.lab")
+MODULES = ("sketchogd", "sketchogd.distributed", "sketchogd.theory", "sketchogd.privacy", "sketchogd.lab")
 """Modules whose `__all__` is documented."""
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
