@@ -10,8 +10,7 @@ BIN := .venv/bin
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# The frameworks of src/sketchogd/integrations, on the torch that is there, and what accounts for privacy (dp-accounting
-# asks for an old attrs, and works with this one). Avalanche asks for torchvision, which is not
+# The frameworks of src/sketchogd/integrations, on the torch that is there, and what accounts for privacy. Avalanche asks for torchvision, which is not
 # needed; without it, it installs only without its dependencies.
 .venv/clients: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt transformers accelerate peft lightning dill tensorboard
@@ -19,8 +18,8 @@ BIN := .venv/bin
 		echo "Avalanche could not be installed; its tests will skip"
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps torchao || \
 		echo "torchao could not be installed; the test of quantised bases will skip"
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt scipy dm-tree && \
-		$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps dp-accounting opacus opt_einsum || \
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt dp-accounting && \
+		$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps opacus opt_einsum || \
 		echo "the accountant could not be installed; the tests of private memories will skip"
 	touch $@
 
