@@ -716,6 +716,32 @@ def table(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def draw(folder: Path, stream: str, out: Path) -> None:
+    """Mean accuracy on the tasks before the last one learned, by method, as an SVG."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"font.size": 10, "svg.hashsalt": "sketchogd", "axes.spines.top": False})
+    matplotlib.rcParams.update({"axes.spines.right": False, "axes.grid": True, "grid.color": "#e3e5e0"})
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+    names = {"none": ("not protected", "#c2571a"), "default": ("protected", "#1d6fa5"), "gpm": ("GPM", "#565c66")}
+    tasks = 0
+    for method, (label, color) in names.items():
+        found = [json.loads(path.read_text())["matrix"] for path in sorted(folder.glob(f"{stream}-{method}-*.json"))]
+        if found:
+            tasks = len(found[0])
+            old = [sum(sum(m[t][:t]) / t for m in found) / len(found) for t in range(1, tasks)]
+            axis.plot(range(2, tasks + 1), old, "o-", color=color, markersize=4, label=label)
+            axis.annotate(f"{old[-1]:.1f}", (tasks, old[-1]), (7, -3), textcoords="offset points", color=color)
+    axis.set(xlabel="tasks learned, one after the other", ylabel="accuracy on the earlier ones, %")
+    axis.set_xticks(range(2, tasks + 1))
+    axis.legend(frameon=False, loc="lower left")
+    figure.savefig(out, metadata={"Date": None}, facecolor="white")
+    out.write_text("\n".join(line.rstrip() for line in out.read_text().splitlines()) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -740,7 +766,14 @@ def main() -> None:
     one.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     one.add_argument("--tag", default="")
     commands.add_parser("table").add_argument("folder", type=Path)
+    figure = commands.add_parser("figure", help="accuracy on earlier tasks along a stream, of its records in a folder")
+    figure.add_argument("folder", type=Path)
+    figure.add_argument("stream", choices=list(SETTINGS))
+    figure.add_argument("out", type=Path, help="an SVG file")
     options = parser.parse_args()
+    if options.command == "figure":
+        draw(options.folder, options.stream, options.out)
+        return
     if options.command == "table":
         print(table(options.folder))
         return

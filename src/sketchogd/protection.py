@@ -665,9 +665,18 @@ class Protection:
         """That of this memory and another one together; None if either has none, which a private one refuses."""
         if self._account is not None:
             return self._account.guarantee.composed(self._account.require_same_unit(other))
-        if not self.memory.examples or self._guarantee is None or other is None:
-            return None if self.memory.examples else other
-        return self._guarantee.composed(other)
+        if not self.memory.examples:
+            return other
+        if self._guarantee is not None and other is not None:
+            return self._guarantee.composed(other)
+        if self._guarantee is not None or other is not None:
+            warnings.warn(
+                "one of the two memories has a privacy guarantee and the other has none, so together they have none. "
+                "Keep them apart if the guarantee matters",
+                ProtectionWarning,
+                stacklevel=3,
+            )
+        return None
 
     def _take_guarantee(self, guarantee: Guarantee | None) -> None:
         """Go on with this guarantee, of what is remembered now."""

@@ -161,7 +161,9 @@ def test_merging_composes(tmp_path):
     plain.remember([batch()])
     with pytest.raises(ValueError, match="no privacy guarantee"):
         first.merge(plain)
-    plain.merge(first)
+    with pytest.warns(so.ProtectionWarning, match="together they have none"):
+        plain.merge(first)
+    assert plain.privacy is None
     assert plain.privacy is None
     users = protected(so.Privacy(3.0, 1e-5, unit=so.privacy.User(2)))
     with pytest.raises(ValueError, match="other units"):
