@@ -75,3 +75,12 @@ def test_old_outputs_move_less_with_the_readme_lines(kind, name, tmp_path):
     free = drift(kind, lambda *args, **kwargs: Unprotected(), tmp_path, memory)
     print(f"{kind}: moved {protected:.3f}, {free:.3f} without protection")
     assert protected < 0.95 * free
+
+
+def test_the_trainer_lines_are_those_of_the_recipe_which_runs():
+    def lines(path, number):
+        block = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)[number]
+        kept = (line.partition("#")[0].rstrip() for line in block.splitlines())
+        return [line for line in kept if line]
+
+    assert lines(README, 1) == lines(README.parent / "docs" / "recipes" / "transformers.md", 0)
