@@ -222,6 +222,7 @@ def test_rows_that_an_error_leaves_half_changed_are_never_used_again(memory, mon
     sketch = next(sketch for _, sketch in protection.memory.sketches())
     with monkeypatch.context() as patch:
         patch.setattr("sketchogd.sketch.linear.polish_", fail)
+        patch.setattr("sketchogd.sketch.flat_tail.polish_", fail)
         with pytest.raises(MemoryError):
             protection.remember([data(2)])
     uses = [sketch.spectrum, lambda: protection.save(tmp_path / "n"), lambda: protection.remember([data(3)])]

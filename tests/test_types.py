@@ -43,7 +43,7 @@ def train(model: nn.Module, tasks: list[Batches]) -> so.Protection:
 
 
 memories: list[so.Memory] = [
-    so.LayerMemory(rank=8, rule=so.Pull(strength=7.0)),
+    so.LayerMemory(rank=8, rule=so.Pull(strength=5.0)),
     so.LayerMemory(rank={"0.inputs": 4}, ridge=0.1),
     so.GradientMemory(so.ProductSketch(8, test_matrix=so.SparseSign(2)), blocks=4),
 ]
@@ -100,7 +100,7 @@ EXPECTED = [
     "sketchogd.projector.rules.Rule",
     "def (",
     "def (",
-    "sketchogd.lab.runs.train.Result",
+    "sketchogd.lab.runs.loop.Result",
     "list[sketchogd.lab.runs.grid.Outcome]",
 ]
 

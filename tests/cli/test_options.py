@@ -63,7 +63,7 @@ def test_shells_complete_benchmarks_methods_presets_and_options() -> None:
     assert completed("reproduce table1 --methods", "sgd,og") == ["sgd,ogd"]
     assert completed("reproduce table1 --benchmarks", "split-mnist,split") == ["split-mnist,split-cifar100"]
     assert completed("run split-mnist sgd --optimizer", "ad") == ["adam", "adamw"]
-    assert completed("data --download", "c") == ["cifar100"]
+    assert completed("data --download", "c") == ["cifar100", "clinc150"]
     assert "cpu" in completed("run split-mnist sgd --device")
     assert "protect-check" in completed("", "pro")
 

@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 from sketchogd.lab import records
 from sketchogd.lab.methods import method
 from sketchogd.lab.runs import loop, train
-from sketchogd.lab.runs.augment import shifted_and_mirrored
 from sketchogd.lab.runs.config import RunConfig, Training, make_optimizer
 from sketchogd.lab.runs.schedules import OneCycle, Plateau
 from sketchogd.lab.streams import from_datasets
+from sketchogd.lab.streams.augment import shifted_and_mirrored
 from sketchogd.seeds import derive_seed
 from tests.lab.runs.test_train import flat, points, small
 

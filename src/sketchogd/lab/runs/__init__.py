@@ -3,7 +3,7 @@
 * `config`: a run, named completely
 * `plugins`: methods, streams and measurements of a user
 * `possible`: whether a run can be carried out, before anything is trained
-* `schedules`, `augment`: learning rates and the end of a task; random changes of a batch
+* `schedules`: learning rates, and the end of a task
 * `loop`: the loop over the tasks of one run
 * `train`: a model or a config trained with it
 * `evaluate`: output heads, and how many test examples a model gets right

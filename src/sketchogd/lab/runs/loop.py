@@ -16,12 +16,12 @@ from sketchogd.lab.methods import Learner, Method
 from sketchogd.lab.methods.registry import require_within_budget
 from sketchogd.lab.records import metrics
 from sketchogd.lab.runs import recording
-from sketchogd.lab.runs.augment import AUGMENTATIONS
 from sketchogd.lab.runs.clock import Clock
 from sketchogd.lab.runs.config import Training
 from sketchogd.lab.runs.evaluate import Accuracies, Heads, count_right, shares
 from sketchogd.lab.runs.schedules import SCHEDULES, Schedule
 from sketchogd.lab.runs.torchrun import Processes
+from sketchogd.lab.streams.augment import AUGMENTATIONS
 from sketchogd.lab.streams.tasks import Pair, Stream
 from sketchogd.seeds import derive_seed
 

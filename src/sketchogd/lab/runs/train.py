@@ -16,12 +16,12 @@ from sketchogd.lab import records
 from sketchogd.lab.methods import Method, Setup, build
 from sketchogd.lab.methods.baselines.examples import bytes_of_example
 from sketchogd.lab.runs import recording
-from sketchogd.lab.runs.augment import AUGMENTATIONS
 from sketchogd.lab.runs.config import RunConfig, Training, make_optimizer, stream_of
 from sketchogd.lab.runs.evaluate import Heads
 from sketchogd.lab.runs.loop import Progress, Result, TaskLoop, shuffled
 from sketchogd.lab.runs.torchrun import Alone, Processes
 from sketchogd.lab.streams import record
+from sketchogd.lab.streams.augment import AUGMENTATIONS
 from sketchogd.lab.streams.tasks import Stream
 from sketchogd.model.parameters import Selection
 

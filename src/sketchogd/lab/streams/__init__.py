@@ -4,6 +4,7 @@
 * `tasks`: a task, and a sequence of tasks that are built when asked for
 * `transforms`: what happens to pixels on their way into a network
 * `streams`: rotated, permuted, split and drifting streams, and streams from your own data
+* `augment`: random changes of a batch of images
 * `cifar`, `sentences`: parts of CIFAR-100, and sentences by domain
 * `benchmark`: what a benchmark is, as one record
 * `benchmarks/`: the benchmarks, one file each

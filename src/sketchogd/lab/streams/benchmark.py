@@ -33,7 +33,7 @@ class Training:
         eval_after_first_step: put the model into evaluation mode for good after the first step. This and `frozen` are
             quirks of the published Split CIFAR-100 runs.
         schedule: a key of `SCHEDULES` in `sketchogd.lab.runs.schedules`; "" for a constant learning rate.
-        augment: a key of `AUGMENTATIONS` in `sketchogd.lab.runs.augment`; "" for examples as they are.
+        augment: a key of `AUGMENTATIONS` in `sketchogd.lab.streams.augment`; "" for examples as they are.
         weight_decay: that of the optimizer; None for its usual one.
         clip: the largest norm of a gradient; None for any.
         fresh: the optimizer forgets its state, such as momentum, when a task begins.
