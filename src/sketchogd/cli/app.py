@@ -18,7 +18,8 @@ app = typer.Typer(
     name="sketchogd",
     cls=Group,
     help="Continual learning within a fixed number of bytes: run, compare and reproduce.",
-    epilog="Exit codes: 0 done, 1 a run failed or something is unprotected, 2 it cannot be done as given, 130 Ctrl-C.",
+    epilog="Exit codes: 0 done, 1 a run failed or something is unprotected, 2 it cannot be done as given, "
+    "3 the time was up, 130 Ctrl-C.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
