@@ -39,6 +39,7 @@ class Sentences(nn.Module):
 
         usual = {"hidden_size": WIDTH, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
         self.bert: Any = BertModel(BertConfig(**{**usual, **sizes}), add_pooling_layer=False)
+        self.lora = lora
         if lora:
             from peft import LoraConfig, get_peft_model
 
@@ -49,7 +50,7 @@ class Sentences(nn.Module):
 
     def load_pretrained(self, weights: Mapping[str, Tensor]) -> None:
         """Load published weights, which may have a pooler too. Raises ValueError if any is missing."""
-        base = self.bert.get_base_model() if hasattr(self.bert, "get_base_model") else self.bert
+        base = self.bert.get_base_model() if self.lora else self.bert
         places = {name.replace(".base_layer", ""): name for name in base.state_dict() if "lora_" not in name}
         missing = places.keys() - weights.keys()
         if missing:

@@ -18,15 +18,16 @@ SUPERCLASSES = (
 
 def ten_classes(
     images: LabelledImages,
-    inputs: Inputs,
-    per_task: int = 10,
     *,
+    inputs: Inputs,
+    seed: int = 0,
+    per_task: int = 10,
     single_head: bool = False,
     tasks: int | None = None,
     n_train: int | None = None,
     n_test: int | None = None,
 ) -> Stream:
-    """Tasks of `per_task` classes in label order, each with a head of its own.
+    """Tasks of `per_task` classes in label order, each with a head of its own; the seed changes nothing.
 
     With `single_head` all tasks share one head for all classes, and a test does not say which task it is of
     (class-incremental).

@@ -1,36 +1,22 @@
 """10-split CIFAR-100 with EfficientNet-lite0, pretrained on ImageNet: AdamW, one cycle, images mirrored and shifted."""
 
-from sketchogd.lab.data.datasets import LabelledImages
+from functools import partial
+
 from sketchogd.lab.models.efficientnet import efficientnet_for
 from sketchogd.lab.models.heads import MultiHead
 from sketchogd.lab.streams.benchmark import Benchmark, Training
 from sketchogd.lab.streams.cifar import ten_classes
-from sketchogd.lab.streams.tasks import Stream
 from sketchogd.lab.streams.transforms import Inputs
 
 INPUTS = Inputs(0, (127 / 255,) * 3, (128 / 255,) * 3)
 """What the published weights were trained with."""
 
 
-def stream(
-    images: LabelledImages,
-    *,
-    seed: int,
-    tasks: int | None,
-    n_train: int | None,
-    n_test: int | None,
-    per_task: int = 10,
-    single_head: bool = False,
-) -> Stream:
-    """See `ten_classes`; the seed changes nothing."""
-    return ten_classes(images, INPUTS, per_task, single_head=single_head, tasks=tasks, n_train=n_train, n_test=n_test)
-
-
 EFFICIENTNET_CIFAR100 = Benchmark(
     name="efficientnet-cifar100",
     title="10-split CIFAR-100, EfficientNet-lite0",
     dataset="cifar100",
-    stream=stream,
+    stream=partial(ten_classes, inputs=INPUTS),
     network=efficientnet_for,
     parameters=3_371_008,
     tasks=10,

@@ -1,36 +1,22 @@
 """10-split CIFAR-100 with the AlexNet of GPM's authors, trained by their rule: plain SGD, halved on plateaus."""
 
-from sketchogd.lab.data.datasets import LabelledImages
+from functools import partial
+
 from sketchogd.lab.models.gpm import alexnet_for
 from sketchogd.lab.models.heads import MultiHead
 from sketchogd.lab.streams.benchmark import Benchmark, Training
 from sketchogd.lab.streams.cifar import ten_classes
-from sketchogd.lab.streams.tasks import Stream
 from sketchogd.lab.streams.transforms import Inputs
 
 INPUTS = Inputs(0, (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255))
 """The constants of GPM's authors."""
 
 
-def stream(
-    images: LabelledImages,
-    *,
-    seed: int,
-    tasks: int | None,
-    n_train: int | None,
-    n_test: int | None,
-    per_task: int = 10,
-    single_head: bool = False,
-) -> Stream:
-    """See `ten_classes`; the seed changes nothing."""
-    return ten_classes(images, INPUTS, per_task, single_head=single_head, tasks=tasks, n_train=n_train, n_test=n_test)
-
-
 GPM_CIFAR100 = Benchmark(
     name="gpm-cifar100",
     title="10-split CIFAR-100, AlexNet",
     dataset="cifar100",
-    stream=stream,
+    stream=partial(ten_classes, inputs=INPUTS),
     network=alexnet_for,
     parameters=6_508_416,
     tasks=10,
