@@ -590,7 +590,7 @@ def run(options: argparse.Namespace) -> None:
     tasks, model = tasks[: options.tasks], model.to(options.device)
     method = method_of(options, setting)
     matrix, spent, steps = [], {"train": 0.0, "remember": 0.0}, 0
-    kept: list[Any] = []  # of each task what was remembered of it, and its logits since the last task
+    kept: list[Any] = []  # of each task what was remembered of it, and its logits at its end
     changes: list[tuple[float | None, float]] = []
     for t, task in enumerate(tasks):
         model.task = t
@@ -603,7 +603,7 @@ def run(options: argparse.Namespace) -> None:
             rows = torch.randperm(len(task.train[1]), device=options.device)[: setting.examples]
             mine = tuple(x[rows] for x in task.train[0])
             method.end_task(mine, task.train[1][rows])
-        kept = [(s, x, outputs(model, s, x, setting.batch)) for s, x, _ in [*kept, (t, mine, None)]]
+        kept.append((t, mine, outputs(model, t, mine, setting.batch)))
         model.task = t
         row = []
         for s, other in enumerate(tasks[: t + 1]):
@@ -624,7 +624,7 @@ def outputs(model: Heads, task: int, inputs: tuple[Tensor, ...], size: int) -> T
 
 
 def changed(model: Heads, kept: list[Any], size: int) -> float:
-    """How much the logits of old tasks changed since they were kept, as a share of their spread (root mean square)."""
+    """How much the logits of old tasks changed since these ended, as a share of their spread (root mean square)."""
     task = model.task
     pairs = [(outputs(model, s, x, size), before) for s, x, before in kept]
     model.task = task
@@ -683,7 +683,7 @@ def save(
         "accuracy": sum(last) / T,
         "learned": sum(learned) / T,
         "bwt": sum(a - b for a, b in zip(last[:-1], learned[:-1], strict=True)) / max(1, T - 1),
-        "changes": changes,  # of old logits in each task, as a share of their spread: predicted, and measured
+        "changes": changes,  # of old logits since their tasks, as shares of their spread: predicted, and measured
         "matrix": matrix,
         "seconds": spent,
         "steps": steps,

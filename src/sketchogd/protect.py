@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from .budget import memory_for
 from .distributed.team import Alone, Team
 from .errors import ProtectionWarning
-from .memory import GradientMemory, Memory
+from .memory import GradientMemory, LayerMemory, Memory
 from .model.batches import Output
 from .model.buffers import HoldStatistics, kept_nbytes
 from .model.parameters import ProtectedParameters, Selection
@@ -105,6 +105,8 @@ def protect(
         memory = GradientMemory(memory)
     elif not isinstance(memory, Memory):
         raise TypeError(f"memory is a sketch or a memory such as so.LayerMemory(rank=200); got {memory!r}")
+    if privacy is not None and isinstance(memory, LayerMemory):
+        memory.apart = False  # one sum, to which noise is added once
     return Protection(chosen, optimizer, memory, team, output, every, reason, buffers, privacy)
 
 

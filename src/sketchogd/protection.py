@@ -130,7 +130,7 @@ class Protection:
         with uninterrupted():
             self.memory.end_task()
             self._statistics.end_task()
-            self._refresh()
+            self._end_task()
         if self._sketched()[0] > rows and self._sketched()[1] == energy:
             warnings.warn(
                 f"{self.memory.examples - before:,} examples came and left no trace, so that they are NOT PROTECTED: "
@@ -162,7 +162,7 @@ class Protection:
             hidden = release.finish(account.noise)
             self.memory.end_task()
             self._statistics.end_task()
-            self._refresh()
+            self._end_task()
         if hidden:
             warnings.warn(said_hidden(hidden), ProtectionWarning, stacklevel=3)
 
@@ -280,7 +280,7 @@ class Protection:
         return inputs, targets
 
     def _outdate(self) -> None:
-        """Before the memory changes: note the tension of the pull, which goes on unless a task ends."""
+        """Before the memory changes: note what the pull is holding, which goes on."""
         if not self.memory.lasting:
             if self._projector is not None:
                 self._projection.loosen(self._projector)
@@ -293,13 +293,16 @@ class Protection:
         self.settle()
         self._renew()
 
-    def _refresh(self) -> None:
-        """Compute the projector at the end of a task, whose weights are the new anchor."""
-        self._compute()
-        self._projection.reset()
+    def _end_task(self) -> None:
+        """Compute the projector at the end of a task, whose outputs are promised what they are now."""
+        if self.memory.promises:
+            self._renew()
+        else:
+            self._compute()
+            self._projection.reset()
 
     def _renew(self) -> None:
-        """Compute the projector for more of the task under way, or for none: an old pull goes on."""
+        """Compute the projector for more than before, or for no more: an old pull goes on."""
         with uninterrupted():
             if self._projector is not None and self.memory.lasting:
                 self._projection.loosen(self._projector)
@@ -441,7 +444,7 @@ class Protection:
         self.parameters, self.memory, self._team, self._statistics = parameters, memory, team, statistics
         self._stale, known = False, self._projector is not None
         self._projector = memory.projector() if known else None
-        new.reference = copies
+        new.reference, new.lost = copies, old.lost
         if self._projector is not None:
             new.go_on(self._projector)
 
@@ -599,6 +602,8 @@ class Protection:
         meta |= {} if self.privacy is None else {"privacy": self.privacy.meta()}
         if self._projection.meter.projections:
             meta["meter"] = self._projection.meter.state()
+        if self._projection.lost:
+            meta["lost"] = self._projection.lost
         anchor = self._projection.reference if self.memory.rule.anchor is not None else None
         copies = zip(self.parameters.names, anchor or (), strict=False)
         parts = {restore.ANCHOR + name + suffix: part for name, copy in copies for suffix, part in copy.parts()}
@@ -712,6 +717,7 @@ class Protection:
             self._projection.meter = Meter.of(meta.get("meter"))
             if restored.anchor:
                 self._projection.reference = restored.anchor
+                self._projection.lost = float(meta.get("lost", 0.0))
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ProtectionError(

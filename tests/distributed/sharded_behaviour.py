@@ -160,7 +160,7 @@ def _wire(rank, size):
         traffic["step" if step == 3 else "measured step"] = wire.payload
     spectra = {name: layer.spectra for name, layer in protection.projector.layers.items()}
     traffic["ranks"] = {name: (len(s.outputs), len(s.inputs), s.unseen > 0) for name, s in spectra.items()}
-    traffic["others"] = len(protection.projector.others.basis)
+    traffic["others"] = sum(len(layer.spectra.input_values) for layer in protection.projector.others.layers)
     return {"wire": traffic}
 
 

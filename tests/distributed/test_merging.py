@@ -90,7 +90,9 @@ def test_three_files_and_token_counts(tmp_path, monkeypatch):
     assert torch.equal(loaded.memory.factors["embedding"].counts, whole.memory.factors["embedding"].counts)
     for (name, mine), (_, theirs) in zip(loaded.memory.sketches(), whole.memory.sketches(), strict=True):
         assert (mine.count, name) == (theirs.count, name)
-        if name == "rest":  # its random combinations of logits follow the number of the example in its own stream
+        if name.startswith(
+            "rest"
+        ):  # its random combinations of logits follow the number of the example in its own stream
             continue
         assert mine.energy == pytest.approx(theirs.energy, rel=1e-5), name
 

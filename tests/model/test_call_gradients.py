@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sketchogd as so
+from sketchogd.memory.layout import OfNoLayer
 from sketchogd.memory.others import CALLS, EXAMPLES, TOGETHER
 from sketchogd.model.batches import call, map_tensors
 from sketchogd.model.parameters import ProtectedParameters
@@ -189,10 +190,17 @@ def of_transformers(name):
 
 
 class Rows:
-    """Keeps the rows that a sketch would be given."""
+    """Keeps the rows that the sketches would be given, as one for all modules."""
 
     def __init__(self):
         self.rows = []
+
+    @classmethod
+    def of(cls, memory):
+        """In place of the sketches of a memory."""
+        found = cls()
+        memory.others.parts = [OfNoLayer("rest", slice(0, memory.others.parameters.p), found)]
+        return found
 
     def require_finite(self, rows):
         assert bool(rows.isfinite().all())
@@ -205,8 +213,7 @@ def remembered(model, x):
     """A memory after one batch, the gradients of its parameters of no layer, and the scalars they are of."""
     memory = so.LayerMemory(4)
     memory.bind(ProtectedParameters(model), None)
-    sketch, stage, scalars = Rows(), memory.others.stage, []
-    memory.others.sketch = sketch
+    sketch, stage, scalars = Rows.of(memory), memory.others.stage, []
     memory.others.stage = lambda reading, targets, weights: scalars.append(targets) or stage(reading, targets, weights)
     memory.observe(x, None)
     return memory, torch.cat(sketch.rows), scalars[0]
@@ -292,7 +299,7 @@ def test_sequences_of_other_lengths_and_batches_of_one_need_no_new_look(monkeypa
         scalars, stage = [], memory.others.stage
         memory.others.stage = lambda r, t, w, stage=stage, scalars=scalars: scalars.append(t) or stage(r, t, w)
         memory.observe(x, None)
-        torch.testing.assert_close(memory.others.sketch.rows[-1], one_by_one(memory, x, scalars[0]))
+        torch.testing.assert_close(memory.others.parts[0].sketch.rows[-1], one_by_one(memory, x, scalars[0]))
 
 
 def test_large_batches_come_in_chunks_and_nothing_comes_of_one_that_is_not_finite():
@@ -302,7 +309,7 @@ def test_large_batches_come_in_chunks_and_nothing_comes_of_one_that_is_not_finit
     memory.bind(ProtectedParameters(model), None)
     memory.others.signals.chunk = 3
     memory.observe(x, None)
-    memory.others.sketch = sketch = Rows()
+    sketch = Rows.of(memory)
     memory.observe(x, None)
     assert [len(each) for each in sketch.rows] == [3, 3, 3, 1]
     x[7] = float("nan")
@@ -359,10 +366,10 @@ def test_batch_statistics_make_few_rows_of_a_batch():
     for seed in range(60):
         memory = so.LayerMemory(4, seed=seed)
         memory.bind(ProtectedParameters(model), None)
-        memory.others.sketch, memory.others.way = Rows(), TOGETHER if seed else None
+        sketch, memory.others.way = Rows.of(memory), TOGETHER if seed else None
         memory.observe(x, None)
         assert memory.others.way == TOGETHER
-        found += memory.others.sketch.rows
+        found += sketch.rows
     found = torch.cat(found)
     assert found.shape == (60 * 8, 12)
     G = of_every_logit(model, memory.others.parameters.tensors, x)
@@ -374,11 +381,11 @@ def test_what_comes_after_batch_statistics_belongs_to_examples():
     chosen = so.excluding(norms[0])
     memory = so.LayerMemory(4)
     memory.bind(ProtectedParameters(model, chosen), None)
-    memory.others.sketch = Rows()
+    sketch = Rows.of(memory)
     for _ in range(2):
         memory.observe(x, None)
     assert memory.others.way == CALLS
-    assert len(memory.others.sketch.rows[1]) == 4
+    assert len(sketch.rows[1]) == 4
 
 
 def test_scalars_of_examples_may_be_of_another_kind():
@@ -386,7 +393,7 @@ def test_scalars_of_examples_may_be_of_another_kind():
     model, x, y = models.TransformerEncoder().double().eval(), tokens(5), torch.randint(0, 4, (5,))
     memory = so.LayerMemory(4)
     memory.bind(ProtectedParameters(model), so.true_logit)
-    memory.others.sketch = sketch = Rows()
+    sketch = Rows.of(memory)
     memory.observe(x, y)
     assert memory.others.way == CALLS
     chosen = memory.others.parameters

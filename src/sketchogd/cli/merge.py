@@ -54,6 +54,7 @@ def merged(named: Sequence[tuple[str, State]]) -> State:
     examples, remembered, stale = meta["examples"], meta["remembered"], meta["stale"]
     counts = {name: t.clone() for name, t in tensors.items() if _is_counts(name, sketches)}
     for name, (other, held) in others:
+        guarantee = _merged_guarantee(first, Guarantee.of(meta), name, Guarantee.of(other))
         _require_same(first, meta, name, other)
         theirs = sketches_of(other, held)
         try:
@@ -67,7 +68,6 @@ def merged(named: Sequence[tuple[str, State]]) -> State:
         for key, merge_two in _NUMBERS.items():
             if key in meta:
                 meta = {**meta, key: merge_two(meta[key], other[key])}
-        guarantee = _merged_guarantee(first, Guarantee.of(meta), name, Guarantee.of(other))
         meta = meta if guarantee is None else {**meta, "privacy": guarantee.meta()}
         remembered, stale = remembered or other["remembered"], stale or other["stale"]
     states = {key: sketch.state_dict() for key, sketch in sketches.items()}
@@ -75,6 +75,7 @@ def merged(named: Sequence[tuple[str, State]]) -> State:
     of_sketches: dict[str, Any] = {key: state["meta"] for key, state in states.items()}
     whole = {**meta, "examples": examples, "remembered": remembered, "stale": stale}
     whole.pop("weights", None)  # each was saved beside weights of its own
+    whole.pop("lost", None)  # and counts from an anchor of its own
     whole |= {"sketch": of_sketches["sketch"]} if "sketch" in meta else {"sketches": of_sketches}
     return whole, {**found, **counts}
 

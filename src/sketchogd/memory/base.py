@@ -118,6 +118,11 @@ class Memory(ABC):
         """What a square change of an output of one example weighs in the mean over examples that a pull is for."""
 
     @property
+    def promises(self) -> bool:
+        """Whether a pull holds outputs to what they were when their own task ended, and not when the last one did."""
+        return False
+
+    @property
     @abstractmethod
     def together(self) -> int:
         """How many parts of the model, judged one by one, move outputs together: a pull counts so many times each.

@@ -61,13 +61,15 @@ class LayerMemory(Memory):
             `ProductSketch`.
         seed: for test matrices and random combinations of logits.
         energy: see `ridge`.
-        rest: rank of the sketch of gradients of the parameters that belong to no layer; by default a quarter of the
+        rest: rank of the sketches of gradients of the parameters that belong to no layer; by default a quarter of the
             rank, between 4 and 64.
         anchor_dtype: see `strength`.
         curvature: "traces" counts how all positions that share a weight change an output together (`PartialTraces`);
             "positions" counts single positions, as version 0.1 did (`SinglePositions`).
         division: bytes over which the first `remember` divides the rows by the spectra that it finds, in place of the
             rank; budgets give it.
+        apart: whether each module has a sketch of its own for its parameters that belong to no layer; False keeps one
+            for all of them, as version 0.1 did and as memories with a privacy guarantee do.
     """
 
     name = "layers"
@@ -88,6 +90,7 @@ class LayerMemory(Memory):
         anchor_dtype: str | None = None,
         curvature: str = "traces",
         division: Division | None = None,
+        apart: bool = True,
     ) -> None:
         ranks = rank.values() if isinstance(rank, Mapping) else [rank]
         if not ranks or any(isinstance(r, bool) or not isinstance(r, int) or r < 1 for r in ranks):
@@ -103,6 +106,7 @@ class LayerMemory(Memory):
         self.seed = seed
         self.rest = rest
         self.division = division
+        self.apart = apart and self.curvature.name == "traces"
         self.tasks = 0
         self.logits = 0
         self.in_part: set[str] = set()
@@ -128,7 +132,7 @@ class LayerMemory(Memory):
         plain: dict[str, Any] = {"rank": rank, "ridge": rule["ridge"], "strength": rule["strength"]}
         plain |= {"damping": rule["damping"], "outputs": self.outputs, "sketch": self.sketch.name, "seed": self.seed}
         plain |= {"energy": rule["energy"], "rest": self.rest, "anchor_dtype": rule["anchor_dtype"]}
-        return plain | ({} if self.curvature.name == "positions" else {"curvature": self.curvature.name})
+        return plain | ({} if self.curvature.name == "positions" else {"curvature": "traces", "apart": self.apart})
 
     def __repr__(self) -> str:
         rank = dict(self.rank) if isinstance(self.rank, Mapping) else self.rank
@@ -144,7 +148,7 @@ class LayerMemory(Memory):
 
     @property
     def _layout(self) -> Layout:
-        return Layout(self.rank, self.outputs, self.sketch, self.seed, self.rest, self.curvature.tied)
+        return Layout(self.rank, self.outputs, self.sketch, self.seed, self.rest, self.curvature.tied, self.apart)
 
     def cost(self, parameters: ProtectedParameters) -> int:
         """See `Memory`."""
@@ -161,7 +165,7 @@ class LayerMemory(Memory):
         self.output = output or every_logit
         self.factors = self._layout.factors(parameters)
         found = self._layout.of_no_layer(parameters)
-        self.others = None if found is None else OtherParameters(*found, self._output_of_others)
+        self.others = None if found is None else OtherParameters(*found, self._output_of_others, self.apart)
         self.spread = spread.empty(parameters.device)
 
     def _output_of_others(self, output: Any, target: Any) -> Tensor:
@@ -182,6 +186,7 @@ class LayerMemory(Memory):
             seed=self.seed,
             rest=1,
             curvature=self.curvature.name,
+            apart=self.apart,
         )
         probe._combinations = PROBING
         return probe
@@ -316,8 +321,14 @@ class LayerMemory(Memory):
                 if tensor is not None:
                     yield Covered(tensor, f"{part}layer {name!r}, {self.curvature.name}", seen)
         if self.others is not None:
-            for tensor, seen in zip(self.others.parameters.tensors, self.others.seen(), strict=True):
-                yield Covered(tensor, f"gradients, {self.others.sketch!r}", seen)
+            sketches = [
+                part.sketch
+                for part in self.others.parts
+                for place in self.others.parameters.places
+                if part.place.start <= place.start < part.place.stop
+            ]
+            for tensor, sketch, seen in zip(self.others.parameters.tensors, sketches, self.others.seen(), strict=True):
+                yield Covered(tensor, f"gradients, {sketch!r}", seen)
 
     def end_task(self) -> None:
         """See `Memory`."""
@@ -331,7 +342,7 @@ class LayerMemory(Memory):
             for part, sketch in factors.sketches():
                 yield f"{name}.{part}", sketch
         if self.others is not None:
-            yield "rest", self.others.sketch
+            yield from ((part.name, part.sketch) for part in self.others.parts)
 
     def counts(self) -> Iterator[tuple[str, Tensor]]:
         """What is simply added up: the token counts of embeddings and the moments of the outputs, by name."""
@@ -398,10 +409,15 @@ class LayerMemory(Memory):
         return self.together * max(1, self.tasks) / unit
 
     @property
+    def promises(self) -> bool:
+        """See `Memory`: not with `curvature="positions"`, which does what version 0.1 did."""
+        return self.curvature.name == "traces"
+
+    @property
     def together(self) -> int:
-        """See `Memory`: the layers of which something is remembered, and the parameters of no layer as one."""
+        """See `Memory`: the layers of which something is remembered, and the sketches of parameters of no layer."""
         seen = sum(factors.trace > 0 for factors in self.factors.values())
-        others = self.others is not None and self.others.sketch.count > 0
+        others = 0 if self.others is None else self.others.remembered
         return self.curvature.together(max(1, seen + others))
 
     def sensitivity(self) -> None:
@@ -412,7 +428,9 @@ class LayerMemory(Memory):
     def merge(self, other: "LayerMemory") -> None:
         """See `Memory`."""
         self.require_same_model(other)
-        if other.settings() != self.settings() or list(other.factors) != list(self.factors):
+        settings = [{**memory.settings(), "apart": None} for memory in (self, other)]
+        names = [[name for name, _ in memory.sketches()] for memory in (self, other)]
+        if settings[0] != settings[1] or names[0] != names[1]:
             divided = isinstance(self.rank, Mapping) and self.rank != other.rank
             raise ValueError(
                 f"{other!r} cannot be merged into {self!r}: settings and layers must be equal"
@@ -500,6 +518,7 @@ class LayerMemory(Memory):
         else:
             short["damping"] = None  # and this with a ridge
         settings.setdefault("curvature", "positions")  # files of version 0.1 do not say
+        settings.setdefault("apart", False)
         try:
             rule = rule_from(None, Pull(), **short)
             return cls(settings.pop("rank"), rule=rule, **{**settings, "sketch": SKETCHES[settings["sketch"]]})

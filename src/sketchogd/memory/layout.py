@@ -1,8 +1,9 @@
-"""Which sketches a layer memory has, from its settings: two for each layer, one for the parameters of no layer."""
+"""Which sketches a layer memory has, from its settings: two per layer, one per module for parameters of no layer."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import groupby
 
 import torch
 
@@ -17,6 +18,23 @@ from .state import Planned
 
 Rank = int | Mapping[str, int]
 
+REST = "rest"
+"""Begins the names of the sketches of parameters of no layer; that of the module, if it has one, follows a colon."""
+
+
+@dataclass(frozen=True, eq=False)
+class OfNoLayer:
+    """Some of the parameters that belong to no layer: where they are among all of these, and their sketch."""
+
+    name: str
+    place: slice
+    sketch: Sketch
+
+    @property
+    def p(self) -> int:
+        """How many numbers they are."""
+        return int(self.place.stop - self.place.start)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -27,8 +45,9 @@ class Layout:
         outputs: whether sensitivities are sketched.
         sketch: the kind of sketch for factors longer than their rank; shorter ones keep their exact second moment.
         seed: for test matrices.
-        rest: rank of the sketch of gradients of the parameters that belong to no layer.
+        rest: rank of the sketches of gradients of the parameters that belong to no layer.
         tied: whether an embedding that is an output layer too is a layer.
+        apart: whether each module has a sketch of its own for these, or all of them have one.
     """
 
     rank: Rank
@@ -37,6 +56,7 @@ class Layout:
     seed: int
     rest: int | None
     tied: bool = True
+    apart: bool = True
 
     def layers(self, parameters: ProtectedParameters) -> Iterator[tuple[Layer, Sketch | None, Sketch | None]]:
         """Each layer with the unbound sketches of its inputs (an embedding has counts instead) and of its outputs."""
@@ -69,7 +89,7 @@ class Layout:
                 sketches.append(Planned(f"{layer.name}.outputs", outputs, Whole(layer.fan_out)))
         found = self.of_no_layer(parameters)
         if found is not None:
-            sketches.append(Planned("rest", found[1], Whole(found[0].p)))
+            sketches += [Planned(each.name, each.sketch, Whole(each.p)) for each in found[1]]
         return sketches, counts
 
     def spans(self, parameters: ProtectedParameters) -> list[Span | None]:
@@ -83,8 +103,8 @@ class Layout:
             found[id(layer.weight)] = Span(basis, None, layer.kind in TRANSPOSED and not tokens)
         return [found.get(id(t)) for t in parameters.tensors]
 
-    def of_no_layer(self, parameters: ProtectedParameters) -> tuple[ProtectedParameters, Sketch] | None:
-        """The parameters that belong to no layer and an unbound sketch for their gradients, if there are any."""
+    def of_no_layer(self, parameters: ProtectedParameters) -> tuple[ProtectedParameters, list["OfNoLayer"]] | None:
+        """The parameters that belong to no layer, if there are any, and unbound sketches for their gradients."""
         covered = {
             id(t) for layer in find_layers(parameters, self.tied) for t in (layer.weight, layer.bias) if t is not None
         }
@@ -92,15 +112,26 @@ class Layout:
         if not held:
             return None
         others = ProtectedParameters(parameters.model, lambda _, t: id(t) in held)
-        rank = self.rank_of_others
-        seed = derive_seed(self.seed, "rest")
-        return others, SecondMoment() if others.p <= rank else ProductSketch(rank, seed=seed)
+        runs: list[tuple[str, int]] = [(REST, others.p)]
+        if self.apart:
+            sizes = zip(others.names, others.places, strict=True)
+            owned = groupby(sizes, lambda found: found[0].rpartition(".")[0])
+            runs = [
+                (f"{REST}:{owner}" if owner else REST, sum(place.stop - place.start for _, place in own))
+                for owner, own in owned
+            ]
+        found, start, rank = [], 0, self.rank_of_others
+        for name, p in runs:
+            sketch = SecondMoment() if p <= rank else ProductSketch(rank, seed=derive_seed(self.seed, name))
+            found.append(OfNoLayer(name, slice(start, start + p), sketch))
+            start += p
+        return others, found
 
     def cost(self, parameters: ProtectedParameters) -> int:
         """The bytes of all sketches and counts."""
         itemsize = parameters.dtype.itemsize
         found = self.of_no_layer(parameters)
-        total = 0 if found is None else found[1].cost(found[0].p, itemsize)
+        total = 0 if found is None else sum(each.sketch.cost(each.p, itemsize) for each in found[1])
         for layer, inputs, outputs in self.layers(parameters):
             total += layer.fan_in * 8 if inputs is None else inputs.cost(layer.width, itemsize)
             total += 0 if outputs is None else outputs.cost(layer.fan_out, itemsize)
@@ -127,7 +158,7 @@ class Layout:
 
     @property
     def rank_of_others(self) -> int:
-        """That of the sketch of gradients of the parameters that belong to no layer."""
+        """That of the sketches of gradients of the parameters that belong to no layer."""
         if self.rest is not None:
             return self.rest
         ranks = self.rank.values() if isinstance(self.rank, Mapping) else [self.rank]

@@ -105,6 +105,7 @@ LAYERS = schema.record(
             {
                 "anchor_dtype": schema.maybe(schema.word("int8", "span")),
                 "curvature": schema.word("traces", "positions"),
+                "apart": schema.flag,
             },
         ),
         "examples": schema.whole(),

@@ -1,4 +1,7 @@
-"""Parameters that belong to no layer (norms, free parameters, recurrent cells): a small sketch of their gradients.
+"""Parameters that belong to no layer (norms, free parameters, recurrent cells): small sketches of their gradients.
+
+Each module has a sketch of its own for them. A sketch of all together sees that what one norm changes another one may
+take back, but has no more directions than one norm needs: training then goes where nothing is kept.
 
 Gradients are per-example ones of one forward and backward pass (`model.call_gradients`). The first batch decides
 whether that is right for a model; where it is not, they are computed one example at a time (`model.gradients`). Where
@@ -20,10 +23,12 @@ from ..model.parameters import ProtectedParameters
 from ..model.sensitivities import COMBINATIONS, Reading
 from ..model.signs import sign_rows
 from ..projector.base import Projector
+from ..projector.kronecker import LayerSpectra
+from ..projector.modules import ModulesProjector
 from ..projector.rules import BasisSpectra, Rule
 from ..seeds import derive_seed
-from ..sketch import Sketch
 from ..sketch.columns import Columns
+from .layout import OfNoLayer
 from .staging import Commit, staged_rows
 from .state import seen_in
 
@@ -35,25 +40,31 @@ _WAYS = (CALLS, EXAMPLES, TOGETHER)
 
 
 class OtherParameters:
-    """These parameters, the sketch of their gradients, and how the gradients are made.
+    """These parameters, the sketches of their gradients, and how the gradients are made.
 
     After the first batch, `way` is CALLS, EXAMPLES or TOGETHER.
 
     Args:
         parameters: the parameters.
-        sketch: an unbound sketch.
+        parts: all of them, in their order, with unbound sketches.
         output: the scalar of an example whose gradient is sketched.
+        apart: whether each part has a projector of its own, which knows what its sketch lacks. There is one if not.
     """
 
-    def __init__(self, parameters: ProtectedParameters, sketch: Sketch, output: Output) -> None:
+    def __init__(
+        self, parameters: ProtectedParameters, parts: Sequence[OfNoLayer], output: Output, apart: bool
+    ) -> None:
         self.parameters = parameters
-        self.sketch = sketch.bind(parameters.p, parameters.dtype, parameters.device)
+        self.parts = parts
+        self.apart = apart
+        for part in parts:
+            part.sketch.bind(part.p, parameters.dtype, parameters.device)
         self.signals = GradientSignals(parameters, output)
         self.way: str | None = None
         self._calls = CallGradients(parameters)
 
     def stage(self, reading: Reading, targets: Any, weights: Tensor) -> Commit:
-        """Compute what a batch adds to the sketch; the returned function adds it.
+        """Compute what a batch adds to the sketches; the returned function adds it.
 
         Args:
             reading: a forward pass that watches these parameters; its graph is kept.
@@ -69,20 +80,25 @@ class OtherParameters:
             b = len(weights)  # every process makes as many passes as the one that has most examples
             examples = [min(i, b - 1) for i in range(reading.protected.most(b))]
             rows = torch.stack(list(self._one_at_a_time(reading.call.inputs, targets, examples)))[:b]
-            self.sketch.require_finite(rows)
+            self.require_finite(rows)
             chunks = lambda: iter([rows])  # noqa: E731
         elif way == TOGETHER:
             rows = torch.cat(list(self._together(reading, weights)))
-            self.sketch.require_finite(rows)
+            self.require_finite(rows)
             chunks = lambda: iter([rows])  # noqa: E731
         else:
-            chunks = staged_rows(self.signals, reading.call.inputs, targets, self.sketch.require_finite)
+            chunks = staged_rows(self.signals, reading.call.inputs, targets, self.require_finite)
 
         def commit() -> None:
             for rows in chunks():
-                self.sketch.observe(rows)
+                for part in self.parts:
+                    part.sketch.observe(rows[:, part.place])
 
         return commit
+
+    def require_finite(self, rows: Tensor) -> float:
+        """See `Sketch`, of rows of all these parameters."""
+        return self.parts[0].sketch.require_finite(rows)
 
     def _agreed(self, reading: Reading, targets: Any, found: ExampleGradients | None) -> str:
         """The way for this batch. Where parameters are split, all processes take the same."""
@@ -123,7 +139,7 @@ class OtherParameters:
         chunks = [range(start, min(b, start + size)) for start in range(0, b, size)]
         if len(chunks) == 1:
             rows = found.rows(chunks[0])
-            self.sketch.require_finite(rows)
+            self.require_finite(rows)
             return lambda: iter([rows])
         finite = torch.cat([found.rows(rows).isfinite().all(1) for rows in chunks])
         bad = (~finite).nonzero().flatten().tolist()
@@ -147,7 +163,12 @@ class OtherParameters:
 
     def seen(self) -> list[bool]:
         """For each parameter whether anything observed depends on it: whether it has columns that are not zero."""
-        return seen_in([self.sketch], self.parameters)
+        return seen_in([part.sketch for part in self.parts], self.parameters)
+
+    @property
+    def remembered(self) -> int:
+        """The parts of which something is remembered."""
+        return sum(part.sketch.count > 0 for part in self.parts)
 
     def projector(self, rule: Rule, weight: float, columns: Columns) -> Projector | None:
         """The projector of these parameters; None where nothing is remembered of them.
@@ -157,11 +178,20 @@ class OtherParameters:
             weight: what a square change of an output weighs.
             columns: which entries of their vector are in this process.
         """
-        values, B = self.sketch.spectrum()
-        if not len(values):
+        found = [(part, *part.sketch.spectrum()) for part in self.parts]
+        seen = [(part, values, B, part.sketch.energy) for part, values, B in found if len(values)]
+        if not seen:
             return None
-        mean = self.sketch.energy / self.parameters.p
-        return rule.on_basis(BasisSpectra(B, values, mean, dtype=B.dtype, columns=columns), weight)
+        if not self.apart:
+            [(part, values, B, energy)] = seen
+            return rule.on_basis(BasisSpectra(B, values, energy / part.p, dtype=B.dtype, columns=columns), weight)
+        layers = []
+        for part, values, B, energy in seen:
+            unknown = part.p - len(values)
+            left = max(0.0, energy - float(values.sum())) / unknown if unknown else 0.0
+            spectra = LayerSpectra(B, values, None, None, energy / part.p, left, whole=True)
+            layers.append(rule.on_layer(spectra, weight))
+        return ModulesProjector([part.place for part, *_ in seen], layers, columns)
 
     def indices(self, parameters: Sequence[Tensor]) -> tuple[int, ...]:
         """Where they are among all protected parameters."""

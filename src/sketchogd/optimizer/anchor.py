@@ -1,15 +1,22 @@
 """Where a new projector pulls to, so that what an older one was protecting stays protected.
 
 Old outputs were promised their values at an anchor a, with the penalty ½ (w − a)ᵀ H (w − a). When a memory observes
-more without a task having ended, the new outputs are promised their values at the present weights w: the penalty ΔH
-about w is added, and
+more, the new outputs are promised their values at the present weights w: the penalty ΔH about w is added, and
 
     ½ (w' − a)ᵀ H (w' − a) + ½ (w' − w)ᵀ ΔH (w' − w)
 
 is, up to a constant, one penalty H_new = H + ΔH about w − H_new⁻¹ H (w − a). What is needed of the old projector is the
-tension H (w − a), taken before its basis is overwritten. (At the end of a task the tension is balanced by the gradient
-of the task's own loss, and the anchor is w itself.)
+tension y = H (w − a), taken before its basis is overwritten. A pull that began anew at w would take what old outputs
+had changed by then for what they were promised, and what tasks change would add up.
+
+Where H and ΔH have the same eigenvectors, H_new⁻¹ y lies between 0 and w − a in each of them. A memory of fixed size
+rotates what it holds, and its H_new is not always the larger of the two, so that y may be divided by next to nothing.
+So coordinates are kept between these two (`Projector.relaxed_`): no weight is pulled from farther than it has come.
+
+The constant is what is lost already, because tasks do not agree: `Held.lost`.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,8 +26,31 @@ from ..projector.base import Projector
 TINY = 1e-12
 """A travelled distance at which a projector's A is proportional to H."""
 
-SOFT = 1e-3
-"""Directions that are softer than this share of the tension's own stiffness are left where they are."""
+
+@dataclass(eq=False)
+class Held:
+    """What a pull was holding, when more is to be remembered.
+
+    Args:
+        tension: y (p,).
+        moved: w − a (p,).
+        lost: Dᵀ H D that no weights can take back.
+    """
+
+    tension: Tensor
+    moved: Tensor
+    lost: float
+
+    @torch.no_grad()
+    def relaxed(self, projector: Projector, weight: float) -> tuple[Tensor, float]:
+        """By how much the weights are from the new anchor (p,), and what is lost, under a new projector.
+
+        `weight` is by how much more the old penalty now counts. What is held is overwritten.
+        """
+        total = projector.columns.vector_total
+        before = self.lost + float(total(self.tension @ self.moved))
+        moved = projector.relaxed_(self.tension.mul_(weight), self.moved)
+        return moved, max(0.0, weight * before - penalty(projector, moved.clone()))
 
 
 @torch.no_grad()
@@ -33,17 +63,3 @@ def tension(projector: Projector, displacement: Tensor) -> Tensor:
 def penalty(projector: Projector, displacement: Tensor) -> float:
     """Dᵀ H D for the displacement D from the anchor."""
     return float(projector.columns.vector_total(displacement @ tension(projector, displacement.clone())))
-
-
-@torch.no_grad()
-def relaxed(projector: Projector, tension: Tensor) -> Tensor:
-    """(H + ε)⁻¹ y (p,) for a tension y: by how much the weights are from where the pull has no tension.
-
-    With A = s H (I + s H)⁻¹ it is s (y − A y) for s = 1/ε. ε is a small share of the stiffness ‖H y‖ / ‖y‖ along y.
-    """
-    size = projector.norm(tension)
-    stiffness = projector.norm(projector.protected_part_(tension.clone(), TINY)) / TINY / size if size else 0.0
-    if not stiffness > 0:
-        return torch.zeros_like(tension)
-    s = 1 / (SOFT * stiffness)
-    return (tension - projector.protected_part_(tension.clone(), s)).mul_(s)

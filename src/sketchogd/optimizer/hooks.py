@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from ..errors import ProtectionError
 from ..model.parameters import ProtectedParameters, local
 from ..projector.base import Anchor, Projector
-from .anchor import penalty, relaxed, tension
+from .anchor import Held, penalty, tension
 from .finite import FiniteCheck
 from .joint import JointGradient, Scaled, corrections_kept
 from .meter import Meter
@@ -39,7 +39,8 @@ class UpdateProjection:
     """Projects the steps of one optimizer.
 
     `mode` is "gradient", "update", "joint" or, before the first projection, None; `steps` counts the optimizer's steps,
-    `pending` those that wait for their projection; `reference` holds the weights that these are counted from.
+    `pending` those that wait for their projection; `reference` holds the weights that these are counted from; `lost` is
+    what a pull counts and cannot take back (`anchor`).
 
     Args:
         parameters: what is projected.
@@ -63,7 +64,8 @@ class UpdateProjection:
         self._stepping = False
         self._unprotected = 0
         self._travelled: float | Tensor = 0.0
-        self._tension: Tensor | None = None
+        self.lost = 0.0
+        self._held: Held | None = None
         self._handles: list[Any] = []
         self._optimizer: Optimizer | None = None
 
@@ -275,13 +277,15 @@ class UpdateProjection:
 
     @torch.no_grad()
     def penalty(self, projector: Projector, weights: Sequence[Tensor] | None = None) -> float:
-        """Dᵀ H D of a pull for the displacement D of these weights, by default the model's, from the anchor."""
+        """Dᵀ H D of a pull for the displacement D of these weights, by default the model's, and what is lost."""
         if self.reference is None:  # no step was taken since the anchor was set: it is where the weights are
             if weights is None:
-                return 0.0
+                return self.lost
             now = [local(t.detach()) for t in self.parameters.tensors]
-            return penalty(projector, self.parameters.flatten([a - b for a, b in zip(weights, now, strict=True)]))
-        return penalty(projector, displacement(self.parameters, self.reference, weights))
+            moved = self.parameters.flatten([a - b for a, b in zip(weights, now, strict=True)])
+        else:
+            moved = displacement(self.parameters, self.reference, weights)
+        return self.lost + penalty(projector, moved)
 
     def _project_gradients(self, projector: Projector, rate: float) -> None:
         def subtract(part: Tensor) -> None:
@@ -319,22 +323,23 @@ class UpdateProjection:
 
     @torch.no_grad()
     def loosen(self, projector: Projector) -> None:
-        """Before a projector is outdated, note the tension of its pull; see `anchor`."""
-        if projector.anchor is not None and self.reference is not None and self._tension is None:
+        """Before a projector is outdated, note what its pull is holding; see `anchor`."""
+        if projector.anchor is not None and self.reference is not None and self._held is None:
             moved = displacement(self.parameters, self.reference)
             if projector.anchor.in_span:  # whose directions are about to be overwritten
                 weights = list(self._without(moved))
                 self.reference = Copies.of(weights, FULL, [None] * len(weights))
-            self._tension = tension(projector, moved)
+            self._held = Held(tension(projector, moved.clone()), moved, self.lost)
 
     @torch.no_grad()
     def renew(self, projector: Projector, weight: float) -> None:
-        """Begin with a projector for more than before, which keeps the old pull: `weight` times its tension."""
-        held, self._tension = self._tension, None
+        """Begin with a projector for more than before, which keeps the old pull, `weight` times as strong."""
+        held = self._held
         self.reset()
         if projector.anchor is None or held is None:
             return
-        self.reference = self._copies(projector, self._without(relaxed(projector, held.mul_(weight))))
+        moved, self.lost = held.relaxed(projector, weight)
+        self.reference = self._copies(projector, self._without(moved))
 
     def _without(self, moved: Tensor) -> Iterator[Tensor]:
         """The weights as they were before they moved by so much."""
@@ -344,15 +349,15 @@ class UpdateProjection:
 
     def go_on(self, projector: Projector) -> None:
         """Keep the anchor as it is: the new projector is that of what was remembered before."""
-        self._tension, self.meter = None, Meter()
+        self._held, self.meter = None, Meter()
         if projector.anchor is not None and projector.anchor.in_span and self.reference is not None:
             self.reference = self._copies(projector, self.reference.tensors())
             self.joint_gradient.reset()
 
     def reset(self) -> None:
-        """Begin anew at the present weights: forget the meter, the reference and the tension of an old pull."""
-        self.meter = Meter()
-        self.reference = self._tension = None
+        """Begin anew at the present weights: forget the meter, the reference and what an old pull was holding."""
+        self.meter, self.lost = Meter(), 0.0
+        self.reference = self._held = None
         self.joint_gradient.reset()
 
 

@@ -58,7 +58,7 @@ class LayerRelease(Release):
         self.memory = memory
         self.logits = 0
         self._warned = memory.examples > 0
-        self.rest = None if memory.others is None else RowSums(REST, memory.others.sketch)
+        self.rest = None if memory.others is None else RowSums(REST, memory.others.parts[0].sketch)
         sums: list[Sum] = [self.count(), self.scale(SPREAD, signed=True)]
         for name, factors in memory.factors.items():
             sums.append(self.scale(f"{name}.size"))
@@ -80,6 +80,8 @@ class LayerRelease(Release):
             raise ValueError(
                 'with privacy= a layer memory keeps partial traces: leave curvature="positions" and outputs=False out'
             )
+        if memory.others is not None and memory.others.parts[0].p < memory.others.parameters.p:
+            raise ValueError("with privacy= parameters of no layer have one sketch: give LayerMemory(…, apart=False)")
         for name, sketch in memory.sketches():
             own = sketch if name == REST else None
             if not isinstance(sketch, (SketchedMoment, SecondMoment)) or (own and not RowSums.possible(own)):
@@ -211,7 +213,7 @@ class LayerRelease(Release):
             targets = _signs(reading.logits.detach())
             targets = targets if reading.counted is None else targets * reading.counted
         rows = torch.cat(list(others.signals.chunks(reading.call.inputs, targets)))
-        others.sketch.require_finite(rows)
+        others.require_finite(rows)
         return rows
 
     # ---------------------------------------------------------------- the release

@@ -5,6 +5,7 @@
 * `basis`: projectors on the basis of a sketch of gradients
 * `kronecker`: projectors of one layer, or of alike ones at once
 * `layer_parts`: where layers are among the parameters, also where these are split over processes
+* `modules`: what belongs to no layer, module by module
 * `layers`: all layers of a layer memory
 * `rules`: `Project`, `Shrink` and `Pull`, which turn what is remembered into one of these
 """
@@ -14,6 +15,7 @@ from .basis import BasisProjector, BlocksProjector, PullingBasis
 from .kronecker import LayerProjector, LayerSpectra, PullingLayer, ShrinkingLayer
 from .layer_parts import LayerPlace
 from .layers import LayersProjector
+from .modules import ModulesProjector
 from .rules import BasisSpectra, Project, Pull, Rule, Shrink
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "LayerProjector",
     "LayerSpectra",
     "LayersProjector",
+    "ModulesProjector",
     "Project",
     "Projector",
     "Pull",

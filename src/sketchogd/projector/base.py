@@ -1,11 +1,13 @@
 """The interface of a projector: what training applies to an update, Δw ← Δw − A Δw.
 
-Letters: v an update as a flat vector (p,) in the order of the protected parameters, A v its protected part.
+Letters: v an update as a flat vector (p,) in the order of the protected parameters, A v its protected part, H the
+curvature of a pull, for which A = s H (I + s H)⁻¹.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..sketch.columns import UNSPLIT, Columns
@@ -48,6 +50,14 @@ class Projector(ABC):
         `travelled` is the sum of the step sizes of the steps that led to v; A depends on it where there is an anchor.
         """
 
+    def relaxed_(self, tension: Tensor, moved: Tensor) -> Tensor:
+        """Overwrite a tension y (p,) by H⁻¹ y, coordinate by coordinate of the eigenvectors of a pull's H; return it.
+
+        Each coordinate is kept between zero and that of `moved` (p,), which is overwritten too. By default, and where
+        nothing is pulled, it is zero.
+        """
+        return tension.zero_()
+
     @property
     @abstractmethod
     def empty(self) -> bool:
@@ -71,3 +81,13 @@ class Projector(ABC):
 def soft_share(x: Tensor) -> Tensor:
     """x / (1 + x)."""
     return x / (1 + x)
+
+
+def between(y: Tensor, stiffness: Tensor, d: Tensor) -> Tensor:
+    """y / stiffness, kept between 0 and d; 0 where the stiffness is 0.
+
+    >>> between(torch.tensor([1.0, 4.0, -1.0, 1.0]), torch.tensor([2.0, 2.0, 2.0, 0.0]), torch.ones(4))
+    tensor([0.5000, 1.0000, 0.0000, 0.0000])
+    """
+    found = torch.where(stiffness > 0, y / stiffness, 0.0)
+    return torch.minimum(torch.maximum(found, d.clamp_max(0.0)), d.clamp_min(0.0))

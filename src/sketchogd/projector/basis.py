@@ -5,11 +5,12 @@ Letters: B (r, p) a basis of orthonormal rows, α (r,) the share of each row tha
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..linalg.dense import coefficients, combination
 from ..sketch.columns import UNSPLIT, Columns
-from .base import Anchor, Projector, soft_share
+from .base import Anchor, Projector, between, soft_share
 
 
 @dataclass(eq=False)
@@ -89,6 +90,17 @@ class PullingBasis(Projector):
             mine += spread
         return self.columns.complete_(v)
 
+    def relaxed_(self, tension: Tensor, moved: Tensor) -> Tensor:
+        """See `Projector`; outside of the span of B, where all has one stiffness, y's part along D counts."""
+        y, d = self.columns.of(tension), self.columns.of(moved)
+        inside = [_coordinates(self.basis, self.gram_inverse, self.columns, v) for v in (y, d)]
+        for v, c in zip((y, d), inside, strict=True):
+            v -= combination(self.basis, c, out=torch.empty_like(v))
+        square = self.columns.total((d @ d)[None])
+        y.copy_(d * between(self.columns.total((y @ d)[None]), self.elsewhere * square, torch.ones_like(square)))
+        y += combination(self.basis, between(inside[0], self.pull, inside[1]), out=d)
+        return self.columns.complete_(tension)
+
 
 def _coordinates(B: Tensor, gram_inverse: Tensor | None, columns: Columns, v: Tensor) -> Tensor:
     """Coordinates (r,) in the rows of B of the part of v in their span."""
@@ -120,3 +132,9 @@ class BlocksProjector(Projector):
         for place, projector in self.blocks:
             projector.protected_part_(v[place], travelled)
         return v
+
+    def relaxed_(self, tension: Tensor, moved: Tensor) -> Tensor:
+        """See `Projector`."""
+        for place, projector in self.blocks:
+            projector.relaxed_(tension[place], moved[place])
+        return tension

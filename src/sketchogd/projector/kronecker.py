@@ -10,7 +10,7 @@ processes first: V_δ ΔW, or ΔW V_aᵀ.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from ..linalg.stacks import stacked
-from .base import soft_share
+from .base import between, soft_share
+
+Total = Callable[[Tensor], Tensor]
+
+
+def _here(t: Tensor) -> Tensor:
+    """The sum over processes of what one has whole."""
+    return t
 
 
 @dataclass(eq=False)
@@ -36,6 +43,7 @@ class LayerSpectra:
         unseen_outputs: the mean λδ of the output directions outside of V_δ.
         scale: what products λδ λa are multiplied by, so that their sum is that of the layer's block.
         tokens: whether inputs are rows of a table or embedding, whose coordinates are those of the outputs.
+        whole: whether the anchor keeps all numbers of these weights, whatever its form is for others.
     """
 
     inputs: Tensor | None
@@ -47,6 +55,7 @@ class LayerSpectra:
     unseen_outputs: float = 0.0
     scale: float = 1.0
     tokens: bool = False
+    whole: bool = False
 
     @property
     def kind(self) -> Hashable:
@@ -113,6 +122,15 @@ class LayerStack(ABC):
 
         `total` is the sum of all processes' `summand`, where they have parts.
         """
+
+    def relaxed(
+        self, Y: Tensor, D: Tensor, totals: Sequence[Tensor | None] = (None, None), total: Total = _here
+    ) -> Tensor:
+        """See `Projector.relaxed_`, for tensions Y and displacements D of every layer.
+
+        `totals` are those of both, and `total` sums over processes, where they have parts.
+        """
+        return torch.zeros_like(Y)
 
     def summand(self, M: Tensor) -> Tensor | None:
         """What must be summed over processes for a part M of ΔW; None where nothing must.
@@ -353,12 +371,9 @@ class PullingStack(LayerStack):
         """See `LayerStack`."""
         V, U = self._inputs(M.shape[2]), self._outputs()
         base, more = self._shares(M.dtype, travelled)
-        rows = self.part.rows is not None and total is not None
+        X, UX, UM = self._seen(M, V, U, total)
         if V is None:
-            return _scaled(M, U, base, more, None if U is None else total if rows else U @ M)
-        X = self._coordinates(M, V, total)
-        UM = None if U is None or not self._outside else total if rows else U @ M
-        UX = None if U is None else U @ X if not rows else total if UM is None else UM @ V.mT
+            return _scaled(M, U, base, more, UX)
         if not self._outside:
             return _scaled(X, U, base, more, UX) @ V
         base, base_outside = base[:, :, :-1] - base[:, :, -1:], base[:, :, -1:]
@@ -367,6 +382,64 @@ class PullingStack(LayerStack):
             more, more_outside = more[:, :, :-1] - more[:, :, -1:], more[:, :, -1:]
         inside = _scaled(X, U, base, more, UX)
         return _scaled(M, U, base_outside, more_outside, UM).baddbmm_(inside, V)
+
+    def _seen(
+        self, M: Tensor, V: Tensor | None, U: Tensor | None, total: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """X = M V_aᵀ, V_δ X, and V_δ M where something is pulled outside of V_a."""
+        rows = self.part.rows is not None and total is not None
+        if V is None:
+            return M, None if U is None else total if rows else U @ M, None
+        X = self._coordinates(M, V, total)
+        UM = None if U is None or not self._outside else total if rows else U @ M
+        UX = None if U is None else U @ X if not rows else total if UM is None else UM @ V.mT
+        return X, UX, UM
+
+    def relaxed(
+        self, Y: Tensor, D: Tensor, totals: Sequence[Tensor | None] = (None, None), total: Total = _here
+    ) -> Tensor:
+        """See `LayerStack`.
+
+        Products of directions that are kept have coordinates of their own. All products with what lies outside of V_δ,
+        of V_a, or of both, have one stiffness for each direction that is kept, and of these y's part along D counts.
+        """
+        V, U = self._inputs(Y.shape[2]), self._outputs()
+        (Xy, UXy, UY), (Xd, UXd, UD) = (self._seen(M, V, U, sums) for M, sums in zip((Y, D), totals, strict=True))
+        weight, inputs, seen, outside = self._values
+        weight, inputs, outside = (t.to(Y.dtype) for t in (weight, inputs, outside))
+        n = inputs.shape[2] - self._outside
+        kept, beyond = weight * inputs[:, :, :n], weight * inputs[:, :, n:]
+        if U is None or seen is None or UXy is None or UXd is None:
+            found = between(Xy, kept, Xd)
+            if V is None or not self._outside:
+                return found if V is None else found @ V
+            return self._along(Y - Xy @ V, beyond, D - Xd @ V, (2,), total).baddbmm_(found, V)
+        outputs = seen.to(Y.dtype)
+        found = self._along(Xy - U.mT @ UXy, outside * kept, Xd - U.mT @ UXd, (1,), total)
+        found = found.baddbmm_(U.mT, between(UXy, outputs * kept, UXd))
+        if V is None:
+            return found
+        found = found @ V
+        if self._outside and UY is not None and UD is not None:
+            y, d = UY - UXy @ V, UD - UXd @ V
+            found.baddbmm_(U.mT, self._along(y, outputs * beyond, d, (2,), total))
+            y, d = Y - Xy @ V - U.mT @ y, D - Xd @ V - U.mT @ d
+            found += self._along(y, outside * beyond, d, (1, 2), total)
+        return found
+
+    def _along(self, y: Tensor, stiffness: Tensor, d: Tensor, dims: tuple[int, ...], total: Total) -> Tensor:
+        """`between` for the coordinate along d, over these dimensions, which all have this stiffness."""
+
+        def summed(t: Tensor) -> Tensor:
+            if 1 in dims and self.part.rows is not None:
+                return total(t.sum(dims, keepdim=True))
+            if 2 in dims and self.part.columns is not None:  # the bias, a last column, is the same in all processes
+                n = _size(self.part.columns)
+                return total(t[:, :, :n].sum(dims, keepdim=True)) + t[:, :, n:].sum(dims, keepdim=True)
+            return t.sum(dims, keepdim=True)
+
+        square = summed(d * d)
+        return d * between(summed(y * d), stiffness * square, torch.ones_like(square))
 
 
 def _scaled(X: Tensor, U: Tensor | None, base: Tensor, more: Tensor | None, UX: Tensor | None) -> Tensor:

@@ -1,9 +1,9 @@
-"""Where a layer's weight and bias are among the parameters, and A ΔW where these are split over processes.
+"""Where a layer's weight and bias are among the parameters, and how they are replaced where these are split.
 
 Letters as in `kronecker`; R processes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,35 +49,72 @@ class LayerPlace:
 Stacks = Sequence[tuple[LayerStack, list[LayerPlace]]]
 
 
-def replace_parts(parameters: ProtectedParameters, stacks: Stacks, pieces: Sequence[Tensor], travelled: float) -> None:
-    """Overwrite this process's parts of weights and biases by their protected parts.
+Compute = Callable[[LayerStack, list[Tensor], list[Tensor | None]], Tensor]
+"""What comes in place of the first of several ΔW (L, fan-out, fan-in + 1) of alike layers, and their totals."""
+
+
+def replace(stacks: Stacks, vectors: Sequence[Sequence[Tensor]], compute: Compute) -> None:
+    """Overwrite weights and biases by what is computed from them.
+
+    Args:
+        stacks: alike layers with their places.
+        vectors: all parameters, of one vector or of several; those of the first are overwritten.
+        compute: the new ones.
+    """
+    for stack, places in stacks:
+        turned = places[0].transposed
+        given = [_whole(places, pieces) for pieces in vectors]
+        weights, biases = given[0]
+        Ms = [stacked(each).mT if turned else stacked(each) for each, _ in given]
+        n = Ms[0].shape[2]
+        if biases:
+            Ms = [torch.cat([M, stacked(each)[:, :, None]], 2) for M, (_, each) in zip(Ms, given, strict=True)]
+        parts = compute(stack, Ms, [None] * len(Ms))
+        torch._foreach_copy_(weights, list((parts[:, :, :n].mT if turned else parts[:, :, :n]).unbind()))
+        if biases:
+            torch._foreach_copy_(biases, list(parts[:, :, n].unbind()))
+
+
+def replace_parts(
+    parameters: ProtectedParameters, stacks: Stacks, vectors: Sequence[Sequence[Tensor]], compute: Compute
+) -> None:
+    """`replace` for this process's parts of weights and biases, where parameters are split.
 
     Args:
         parameters: which are split.
-        stacks: alike layers with their places, the same in all processes.
-        pieces: parts of all parameters.
-        travelled: see `Projector.protected_part_`.
+        stacks: see `replace`; the same in all processes.
+        vectors: see `replace`, parts of all parameters.
+        compute: see `replace`.
     """
     for some in _portions(parameters, stacks):
-        given = [_given(parameters, places, pieces) for _, places in some]
-        sums = [_summands(parameters, stack, places, own) for (stack, places), own in zip(some, given, strict=True)]
-        flat = [t for own in sums for t in own if t is not None]
+        given = [[_given(parameters, places, pieces) for pieces in vectors] for _, places in some]
+        sums = [
+            [_summands(parameters, stack, places, own) for own in each]
+            for (stack, places), each in zip(some, given, strict=True)
+        ]
+        flat = [t for each in sums for own in each for t in own if t is not None]
         if flat:
             total = parameters.columns.total(torch.cat([t.reshape(-1) for t in flat]))
             found = iter(total.split([t.numel() for t in flat]))
-            sums = [(_next(product, found), _next(bias, found)) for product, bias in sums]
-        for (stack, places), (weights, biases), (product, bias) in zip(some, given, sums, strict=True):
-            M = stacked(weights).mT if places[0].transposed else stacked(weights)
-            n, whole = M.shape[2], bias if places[0].transposed else (stacked(biases) if biases else None)
-            if whole is not None:
-                M = torch.cat([M, whole[:, :, None]], 2)
-            parts = stack.protected_part(M, travelled, product)
-            torch._foreach_copy_(
-                weights, list((parts[:, :, :n].mT if places[0].transposed else parts[:, :, :n]).unbind())
-            )
+            sums = [[(_next(product, found), _next(bias, found)) for product, bias in each] for each in sums]
+        for (stack, places), each, totals in zip(some, given, sums, strict=True):
+            Ms, turned = [], places[0].transposed
+            for (weights, biases), (_, bias) in zip(each, totals, strict=True):
+                M = stacked(weights).mT if turned else stacked(weights)
+                n, whole = M.shape[2], bias if turned else (stacked(biases) if biases else None)
+                Ms.append(M if whole is None else torch.cat([M, whole[:, :, None]], 2))
+            parts = compute(stack, Ms, [product for product, _ in totals])
+            weights, biases = each[0]
+            torch._foreach_copy_(weights, list((parts[:, :, :n].mT if turned else parts[:, :, :n]).unbind()))
             if biases:
-                rows = parameters.rows(places[0].bias or 0) if places[0].transposed else slice(None)
+                rows = parameters.rows(places[0].bias or 0) if turned else slice(None)
                 torch._foreach_copy_(biases, list(parts[:, rows, n].unbind()))
+
+
+def _whole(places: Sequence[LayerPlace], pieces: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights as matrices, and biases."""
+    weights = [pieces[place.weight].flatten(1) for place in places]
+    return weights, [pieces[place.bias] for place in places if place.bias is not None]
 
 
 def _given(

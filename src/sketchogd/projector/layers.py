@@ -5,18 +5,18 @@ does not wait for as many kernels. Where weights are split over processes, what 
 is summed in one all-reduce, or in several of about SUM_BYTES.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ..linalg.stacks import alike, stacked
+from ..linalg.stacks import alike
 from ..model.parameters import ProtectedParameters
 from .base import Anchor, Projector
 from .kronecker import WHOLE, LayerProjector, LayerStack, Part
-from .layer_parts import LayerPlace, replace_parts
+from .layer_parts import Compute, LayerPlace, replace, replace_parts
 from .span import Span
 
 
@@ -89,50 +89,50 @@ class LayersProjector(Projector):
 
     def protected_part_(self, v: Tensor, travelled: float = 1.0) -> Tensor:
         """A v, layer by layer; a layer of which nothing is remembered has A = 0."""
-        pieces = self.parameters.unflatten(v)
+        self._replace(
+            [v],
+            lambda stack, Ms, totals: stack.protected_part(Ms[0], travelled, totals[0]),
+            lambda others, vectors: others.protected_part_(vectors[0], travelled),
+        )
+        return v
+
+    def relaxed_(self, tension: Tensor, moved: Tensor) -> Tensor:
+        """See `Projector`, layer by layer."""
+        self._replace(
+            [tension, moved],
+            lambda stack, Ms, totals: stack.relaxed(Ms[0], Ms[1], totals, self.columns.vector_total),
+            lambda others, vectors: others.relaxed_(vectors[0], vectors[1]),
+        )
+        return tension
+
+    def _replace(
+        self, vectors: Sequence[Tensor], of_layers: Compute, of_others: Callable[[Projector, list[Tensor]], Tensor]
+    ) -> None:
+        """Overwrite the first of these vectors by what is computed from them."""
+        pieces = [self.parameters.unflatten(v) for v in vectors]
         if self.parameters.split:
-            replace_parts(self.parameters, self._stacks, pieces, travelled)
+            replace_parts(self.parameters, self._stacks, pieces, of_layers)
         else:
-            for stack, places in self._stacks:
-                _replace(stack, places, pieces, travelled)
+            replace(self._stacks, pieces, of_layers)
         unseen = [place for name, place in self.places.items() if name not in self.layers]
         if unseen:
             indices = [i for place in unseen for i in (place.weight, place.bias) if i is not None]
-            torch._foreach_zero_([pieces[i] for i in indices])
+            torch._foreach_zero_([pieces[0][i] for i in indices])
         if self.other_indices:
-            others = [pieces[i] for i in self.other_indices]
+            others = [[each[i] for i in self.other_indices] for each in pieces]
             if self.others is None or self.others.empty:
-                torch._foreach_zero_(others)
+                torch._foreach_zero_(others[0])
             else:
-                self._replace_others(self.others, others, travelled)
-        return v
+                found = [self._vector_of_others(each) for each in others]
+                of_others(self.others, [vector for vector, _ in found])
+                torch._foreach_copy_(others[0], found[0][1])
 
-    def _replace_others(self, projector: Projector, pieces: list[Tensor], travelled: float) -> None:
-        """Overwrite the parameters of no layer; where these are split, their vector has zeros for other processes'."""
-        if not self.parameters.split:
-            vector = torch.cat([piece.flatten() for piece in pieces])
-            parts = projector.protected_part_(vector, travelled).split([piece.numel() for piece in pieces])
-        else:
-            shapes = [self.parameters.shapes[i] for i in self.other_indices]
-            vector = pieces[0].new_zeros(sum(shape.numel() for shape in shapes))
-            wholes = [t.view(shape) for t, shape in zip(vector.split([s.numel() for s in shapes]), shapes, strict=True)]
-            mine = [whole[self.parameters.rows(i)] for whole, i in zip(wholes, self.other_indices, strict=True)]
-            torch._foreach_copy_(mine, pieces)
-            projector.protected_part_(vector, travelled)
-            parts = tuple(mine)
-        torch._foreach_copy_(pieces, [part.view(piece.shape) for piece, part in zip(pieces, parts, strict=True)])
-
-
-def _replace(stack: LayerStack, places: Sequence[LayerPlace], pieces: Sequence[Tensor], travelled: float) -> None:
-    """Overwrite the weights and biases of alike layers by their protected parts."""
-    turned = places[0].transposed
-    weights = [pieces[place.weight].flatten(1) for place in places]
-    biases = [pieces[place.bias] for place in places if place.bias is not None]
-    M = stacked(weights).mT if turned else stacked(weights)
-    n = M.shape[2]
-    if biases:
-        M = torch.cat([M, stacked(biases)[:, :, None]], 2)
-    parts = stack.protected_part(M, travelled)
-    torch._foreach_copy_(weights, list((parts[:, :, :n].mT if turned else parts[:, :, :n]).unbind()))
-    if biases:
-        torch._foreach_copy_(biases, list(parts[:, :, n].unbind()))
+    def _vector_of_others(self, pieces: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The parameters of no layer as one vector, and their places in it; where they are split, the rest is zero."""
+        shapes = [self.parameters.shapes[i] for i in self.other_indices]
+        vector = pieces[0].new_zeros(sum(shape.numel() for shape in shapes))
+        wholes = [t.view(shape) for t, shape in zip(vector.split([s.numel() for s in shapes]), shapes, strict=True)]
+        if self.parameters.split:
+            wholes = [whole[self.parameters.rows(i)] for whole, i in zip(wholes, self.other_indices, strict=True)]
+        torch._foreach_copy_(wholes, pieces)
+        return vector, wholes

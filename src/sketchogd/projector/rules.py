@@ -184,7 +184,7 @@ class Pull(Rule):
     def on_layer(self, spectra: LayerSpectra, weight: float) -> PullingLayer:
         """See `Rule`."""
         everywhere = 0.0 if spectra.output_values is None else self.damping * float(spectra.output_values.max())
-        if self.anchor.in_span:
+        if self.anchor.in_span and not spectra.whole:
             # Nothing is known of the displacement outside of the directions that coordinates are in.
             spectra = replace(spectra, unseen_outputs=0.0) if spectra.tokens else replace(spectra, unseen=0.0)
             everywhere = 0.0 if spectra.tokens else everywhere

@@ -76,6 +76,7 @@ _META = schema.record(
         "meter": _METER,
         "weights": schema.many(schema.number()),
         "privacy": GUARANTEE,
+        "lost": schema.number(0.0),
     },
     more=True,
 )

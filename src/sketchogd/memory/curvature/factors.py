@@ -4,7 +4,7 @@ Letters as in `layers`: a input rows, δ sensitivities, λ eigenvalues, V eigenv
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -74,8 +74,8 @@ class LayerFactors:
         if self.outputs is not None and output_values is not None:
             mean *= self.outputs.energy / self.layer.fan_out
             unseen_outputs = _tail(self.outputs.energy, output_values, self.layer.fan_out)
-        tails = {"unseen": unseen, "unseen_outputs": unseen_outputs}
-        return LayerSpectra(V_a, input_values, V_d, output_values, mean, **tails, tokens=self.layer.tokens)
+        found = LayerSpectra(V_a, input_values, V_d, output_values, mean, unseen, unseen_outputs)
+        return replace(found, tokens=self.layer.tokens)
 
 
 def _tail(energy: float, values: Tensor, d: int) -> float:

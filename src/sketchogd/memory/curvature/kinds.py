@@ -30,7 +30,7 @@ from .traces import TraceSums, explicit_gradients
 
 Factors = Mapping[str, LayerFactors]
 
-RELATIVE_STRENGTH = 5.0
+RELATIVE_STRENGTH = 3.0
 """The usual strength where changes are measured against the spread of the outputs, and count for every layer."""
 
 GATHERED_BYTES = 256 << 20
