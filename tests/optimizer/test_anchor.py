@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import sketchogd as so
+from sketchogd.cli.merge import merged
 from sketchogd.optimizer.anchor import Held, tension
 
 
@@ -234,6 +235,7 @@ def test_what_is_lost_goes_into_files(tmp_path):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     protection = so.protect(model, optimizer, memory=so.LayerMemory(50, rule=so.Pull(1.0)))
     protection.remember([data(1)])
+    protection.save(tmp_path / "first.safetensors")
     train(model, optimizer, 40)
     protection.remember([data(2)])
     train(model, optimizer, 5)
@@ -244,3 +246,21 @@ def test_what_is_lost_goes_into_files(tmp_path):
     other.load(tmp_path / "memory.safetensors")
     assert protection._projection.lost > 0
     assert other.forgetting() == pytest.approx(predicted, rel=1e-5)
+    other.load(tmp_path / "first.safetensors")
+    with pytest.warns(so.ProtectionWarning, match="weights"):
+        assert other.forgetting() == 0.0
+
+
+def test_merged_files_count_from_no_anchor(tmp_path):
+    states = []
+    for seed in (1, 3):
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        protection = so.protect(model, optimizer, memory=so.LayerMemory(50, rule=so.Pull(1.0)))
+        for task in (seed, 2):
+            protection.remember([data(task)])
+            train(model, optimizer, 20)
+        state = protection.state_dict()
+        assert state["meta"]["lost"] > 0
+        states.append((str(seed), (state["meta"], state["tensors"])))
+    assert "lost" not in merged(states)[0]

@@ -110,3 +110,18 @@ def test_tension_is_the_pull_for_a_short_way():
     found, p = projector()
     D = torch.randn(p, dtype=torch.float64)
     torch.testing.assert_close(found.protected_part_(D.clone(), TINY) / TINY, dense(found, p) @ D, rtol=1e-6, atol=1e-9)
+
+
+def test_modules_have_sketches_of_their_own_and_count_as_layers_do():
+    model = Norms()
+    protection = so.protect(model, torch.optim.SGD(model.parameters(), 0.1), memory=so.LayerMemory(8))
+    protection.remember([(torch.randn(20, 12), torch.randint(0, 3, (20,)))])
+    names = [name for name, _ in protection.memory.sketches() if name.startswith("rest")]
+    assert names == [f"rest:norms.{i}" for i in range(6)]
+    assert protection.memory.together == 6 + 1
+    assert len(protection.projector.others.layers) == 6
+    model = Norms()
+    one = so.protect(model, torch.optim.SGD(model.parameters(), 0.1), memory=so.LayerMemory(8, apart=False))
+    one.remember([(torch.randn(20, 12), torch.randint(0, 3, (20,)))])
+    assert [name for name, _ in one.memory.sketches() if name.startswith("rest")] == ["rest"]
+    assert one.memory.together == 1 + 1

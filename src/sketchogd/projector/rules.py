@@ -139,8 +139,8 @@ class Pull(Rule):
     Args:
         strength: weight of remembered outputs against the new loss; None for the memory's usual one. A layer memory
             measures changes against the spread of the outputs, Σ (z − z̄)², and counts each layer's as many times as
-            there are layers, since they move outputs together: with a strength of 5 and L layers, of which each alone
-            would change all outputs by a share x of their spread, these changes count 5 / 2 · L² x² in the loss. A
+            there are layers, since they move outputs together: with a strength of 3 and L layers, of which each alone
+            would change all outputs by a share x of their spread, these changes count 3 / 2 · L² x² in the loss. A
             gradient memory, and a layer memory with `curvature="positions"`, measure single changes in the outputs'
             own units.
         damping: in a layer memory, this share of the largest sensitivity is added to every output direction, for what
