@@ -265,6 +265,8 @@ def plot(records: Sequence[Path], path: Path) -> None:
             level = [row["accuracy"] for row in own if row["epsilon"] is None and (row["memory"] is not None) == memory]
             axes.axhline(_mean(level), color=colour, linestyle="--", label=label)
         axes.set_xscale("log")
+        axes.set_xticks(private, [f"{epsilon:g}" for epsilon in private])
+        axes.minorticks_off()
         axes.set_xlabel("ε")
         axes.set_title(f"{name}, {n:,} per task", fontsize=9)
         if i == 0:

@@ -83,11 +83,16 @@ def soft_share(x: Tensor) -> Tensor:
     return x / (1 + x)
 
 
-def between(y: Tensor, stiffness: Tensor, d: Tensor) -> Tensor:
-    """y / stiffness, kept between 0 and d; 0 where the stiffness is 0.
+ROUNDING = 1e-7
+"""Smaller shares of the largest stiffness are rounding: what is divided by them says nothing."""
 
-    >>> between(torch.tensor([1.0, 4.0, -1.0, 1.0]), torch.tensor([2.0, 2.0, 2.0, 0.0]), torch.ones(4))
+
+def between(y: Tensor, stiffness: Tensor, d: Tensor, largest: Tensor) -> Tensor:
+    """y / stiffness, kept between 0 and d; 0 where the stiffness is 0 but for rounding.
+
+    >>> y, stiffness = torch.tensor([1.0, 4.0, -1.0, 1.0]), torch.tensor([2.0, 2.0, 2.0, 0.0])
+    >>> between(y, stiffness, torch.ones(4), stiffness.max())
     tensor([0.5000, 1.0000, 0.0000, 0.0000])
     """
-    found = torch.where(stiffness > 0, y / stiffness, 0.0)
+    found = torch.where(stiffness > ROUNDING * largest, y / stiffness, 0.0)
     return torch.minimum(torch.maximum(found, d.clamp_max(0.0)), d.clamp_min(0.0))

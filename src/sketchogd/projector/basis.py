@@ -96,9 +96,12 @@ class PullingBasis(Projector):
         inside = [_coordinates(self.basis, self.gram_inverse, self.columns, v) for v in (y, d)]
         for v, c in zip((y, d), inside, strict=True):
             v -= combination(self.basis, c, out=torch.empty_like(v))
-        square = self.columns.total((d @ d)[None])
-        y.copy_(d * between(self.columns.total((y @ d)[None]), self.elsewhere * square, torch.ones_like(square)))
-        y += combination(self.basis, between(inside[0], self.pull, inside[1]), out=d)
+        largest, square = self.pull.max(), self.columns.total((d @ d)[None])
+        along = between(
+            self.columns.total((y @ d)[None]), self.elsewhere * square, torch.ones_like(square), largest * square
+        )
+        y.copy_(d * along)
+        y += combination(self.basis, between(inside[0], self.pull, inside[1], largest), out=d)
         return self.columns.complete_(tension)
 
 

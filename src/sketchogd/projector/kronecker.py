@@ -410,24 +410,26 @@ class PullingStack(LayerStack):
         n = inputs.shape[2] - self._outside
         kept, beyond = weight * inputs[:, :, :n], weight * inputs[:, :, n:]
         if U is None or seen is None or UXy is None or UXd is None:
-            found = between(Xy, kept, Xd)
+            found = between(Xy, kept, Xd, weight)
             if V is None or not self._outside:
                 return found if V is None else found @ V
-            return self._along(Y - Xy @ V, beyond, D - Xd @ V, (2,), total).baddbmm_(found, V)
+            return self._along(Y - Xy @ V, beyond, D - Xd @ V, (2,), weight, total).baddbmm_(found, V)
         outputs = seen.to(Y.dtype)
-        found = self._along(Xy - U.mT @ UXy, outside * kept, Xd - U.mT @ UXd, (1,), total)
-        found = found.baddbmm_(U.mT, between(UXy, outputs * kept, UXd))
+        found = self._along(Xy - U.mT @ UXy, outside * kept, Xd - U.mT @ UXd, (1,), weight, total)
+        found = found.baddbmm_(U.mT, between(UXy, outputs * kept, UXd, weight))
         if V is None:
             return found
         found = found @ V
         if self._outside and UY is not None and UD is not None:
             y, d = UY - UXy @ V, UD - UXd @ V
-            found.baddbmm_(U.mT, self._along(y, outputs * beyond, d, (2,), total))
+            found.baddbmm_(U.mT, self._along(y, outputs * beyond, d, (2,), weight, total))
             y, d = Y - Xy @ V - U.mT @ y, D - Xd @ V - U.mT @ d
-            found += self._along(y, outside * beyond, d, (1, 2), total)
+            found += self._along(y, outside * beyond, d, (1, 2), weight, total)
         return found
 
-    def _along(self, y: Tensor, stiffness: Tensor, d: Tensor, dims: tuple[int, ...], total: Total) -> Tensor:
+    def _along(
+        self, y: Tensor, stiffness: Tensor, d: Tensor, dims: tuple[int, ...], largest: Tensor, total: Total
+    ) -> Tensor:
         """`between` for the coordinate along d, over these dimensions, which all have this stiffness."""
 
         def summed(t: Tensor) -> Tensor:
@@ -439,7 +441,7 @@ class PullingStack(LayerStack):
             return t.sum(dims, keepdim=True)
 
         square = summed(d * d)
-        return d * between(summed(y * d), stiffness * square, torch.ones_like(square))
+        return d * between(summed(y * d), stiffness * square, torch.ones_like(square), largest * square)
 
 
 def _scaled(X: Tensor, U: Tensor | None, base: Tensor, more: Tensor | None, UX: Tensor | None) -> Tensor:
