@@ -82,3 +82,15 @@ def test_layers_of_different_ranks_are_relaxed_as_each_alone():
     y, D = (torch.randn(3, 5, 7, dtype=torch.float64) for _ in "yD")
     alone = [PullingLayer.stack([found]).relaxed(y[i : i + 1], D[i : i + 1]) for i, found in enumerate(layers)]
     torch.testing.assert_close(PullingLayer.stack(layers).relaxed(y, D), torch.cat(alone))
+
+
+def test_what_is_soft_but_for_rounding_is_left_where_it_is():
+    """A direction with a billionth of the largest stiffness is one that nothing pulls."""
+    V, U = torch.eye(7, dtype=torch.float64)[:3], torch.eye(5, dtype=torch.float64)[:2]
+    values = torch.tensor([1.0, 0.5, 1e-9], dtype=torch.float64), torch.tensor([1.0, 1e-9], dtype=torch.float64)
+    found = Pull(2.0, damping=0.0).on_layer(LayerSpectra(V, values[0], U, values[1], 1.0), 1.5)
+    D = torch.ones(1, 5, 7, dtype=torch.float64)
+    moved = PullingLayer.stack([found]).relaxed(100 * D, D)
+    expected = torch.zeros(1, 5, 7, dtype=torch.float64)
+    expected[0, 0, :2] = 1.0
+    assert torch.equal(moved, expected)
