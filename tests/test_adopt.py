@@ -257,3 +257,40 @@ def test_a_hidden_layer_grows_and_biases_stay_the_last_input(rank):
     # What lies beyond the rank is spread over more unseen directions than before: only the large part is alike.
     rtol = 1e-6 if rank == 64 else 0.3
     assert float((found[places] - expected).norm()) < rtol * float(expected.norm())
+
+
+class Normed(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.up, self.norm, self.mid = nn.Linear(6, 12), nn.LayerNorm(12), nn.Linear(12, 12)
+        self.last, self.head = nn.LayerNorm(12), nn.Linear(12, classes)
+
+    def forward(self, x):
+        return self.head(self.last(torch.tanh(self.mid(self.norm(torch.tanh(self.up(x)))))))
+
+
+def test_norms_and_what_is_lost_go_with_a_model_whose_head_grows():
+    torch.manual_seed(0)
+    model, x = Normed(3), torch.randn(60, 6)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    protection = so.protect(model, optimizer, memory=so.LayerMemory(20))
+    for shift in range(3):
+        for _ in range(20):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x + shift), (x[:, :3].argmax(1) + shift) % 3).backward()
+            optimizer.step()
+        if shift < 2:
+            protection.remember([(x + shift, x[:, :3].argmax(1))])
+    before = protection.forgetting()
+    spectra = {part.name: part.sketch.spectrum()[0] for part in protection.memory.others.parts}
+    grown = Normed(4)
+    with torch.no_grad():
+        for name, t in grown.named_parameters():
+            old = model.get_parameter(name)
+            t[tuple(slice(n) for n in old.shape)] = old
+    assert protection._projection.lost > 0
+    protection.adopt(grown, torch.optim.Adam(grown.parameters(), lr=0.01))
+    assert protection.forgetting() == pytest.approx(before, rel=1e-3)
+    assert list(spectra) == ["rest:norm", "rest:last"]
+    for part in protection.memory.others.parts:
+        torch.testing.assert_close(part.sketch.spectrum()[0], spectra[part.name])

@@ -125,3 +125,23 @@ def test_modules_have_sketches_of_their_own_and_count_as_layers_do():
     one.remember([(torch.randn(20, 12), torch.randint(0, 3, (20,)))])
     assert [name for name, _ in one.memory.sketches() if name.startswith("rest")] == ["rest"]
     assert one.memory.together == 1 + 1
+
+
+def test_norms_are_pulled_outside_of_their_sketches_whatever_form_other_anchors_have():
+    model = Norms()
+    memory = so.LayerMemory(8, rest=2, anchor_dtype="span")
+    protection = so.protect(model, torch.optim.SGD(model.parameters(), 0.1), memory=memory)
+    protection.remember([(torch.randn(20, 12), torch.randint(0, 3, (20,)))])
+    assert all(layer.spectra.unseen > 0 for layer in protection.projector.others.layers)
+
+
+def test_a_file_that_does_not_say_has_one_sketch_for_all_modules():
+    model = Norms()
+    memory = so.LayerMemory(8, apart=False)
+    protection = so.protect(model, torch.optim.SGD(model.parameters(), 0.1), memory=memory)
+    protection.remember([(torch.randn(20, 12), torch.randint(0, 3, (20,)))])
+    state = protection.state_dict()
+    del state["meta"]["settings"]["apart"]
+    protection.load_state_dict(state)
+    assert not protection.memory.apart
+    assert torch.equal(protection.memory.others.parts[0].sketch.rows, memory.others.parts[0].sketch.rows)
