@@ -106,10 +106,10 @@ def _layer_sketches(old: LayerMemory, new: LayerMemory) -> Iterator[tuple[Sketch
         if new.others is None:
             raise ProtectionError("parameters that belonged to no layer are gone; detach(), and protect the new model")
         index = _flat_index(old.others.parameters, new.others.parameters)
-        grown_parts = {part.name: part for part in new.others.parts}
+        parts = {part.name: part for part in new.others.parts}
         for part in old.others.parts:
-            place = grown_parts[part.name]
-            yield part.sketch, place.sketch, index[part.place] - place.place.start
+            target = parts[part.name]
+            yield part.sketch, target.sketch, index[part.place] - target.place.start
 
 
 def _flat_index(old: ProtectedParameters, new: ProtectedParameters) -> Tensor:

@@ -100,17 +100,22 @@ def test_observing_old_examples_again_keeps_the_old_pull():
     assert forgotten(lambda protection, i: protection.observe(x[:4], y[:4]) if i % 10 == 5 else None) < 0.3 * plain()
 
 
-@pytest.mark.parametrize("memory", ["layers", "gradients"])
-def test_two_penalties_add_up_to_one(memory):
-    """A linear model, for which H is exact: by the eigenvectors of both penalties together, in float64."""
+def linear(memory, lr):
+    """A model of one output, which the memory protects as it is."""
     torch.manual_seed(0)
     model = nn.Linear(6, 1, bias=False).double()
-    first, second = data(1, 30, torch.float64)[0], data(3, 20, torch.float64)[0]
     kept = so.LayerMemory(20, rule=so.Pull(2.0, damping=0.0))
     if memory == "gradients":
         kept = so.GradientMemory(so.ProductSketch(6), rule=so.Pull(2.0))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    protection = so.protect(model, optimizer, memory=kept, output=lambda output, target: output.sum())
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return model, optimizer, so.protect(model, optimizer, memory=kept, output=lambda output, target: output.sum())
+
+
+@pytest.mark.parametrize("memory", ["layers", "gradients"])
+def test_two_penalties_add_up_to_one(memory):
+    """A linear model, for which H is exact: by the eigenvectors of both penalties together, in float64."""
+    model, optimizer, protection = linear(memory, lr=0.1)
+    first, second = data(1, 30, torch.float64)[0], data(3, 20, torch.float64)[0]
     protection.observe(first, torch.zeros(30))
     optimizer.zero_grad()
     mse_loss(model(second), torch.zeros(20, 1, dtype=torch.float64)).backward()
@@ -136,16 +141,10 @@ def test_two_penalties_add_up_to_one(memory):
 @pytest.mark.parametrize("memory", ["layers", "gradients"])
 def test_two_penalties_with_the_same_eigenvectors_add_up_exactly(memory):
     """And what is lost, which is what both say at their common minimum, is what both say there by a dense solve."""
-    torch.manual_seed(0)
-    model = nn.Linear(6, 1, bias=False).double()
+    model, optimizer, protection = linear(memory, lr=0.01)
     axes = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))[0]
     first = axes * torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0, 0.5]).double()[:, None]
     second = axes * torch.tensor([0.6, 1.1, 1.9, 2.8, 3.9, 5.5]).double()[:, None]
-    kept = so.LayerMemory(20, rule=so.Pull(2.0, damping=0.0))
-    if memory == "gradients":
-        kept = so.GradientMemory(so.ProductSketch(6), rule=so.Pull(2.0))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    protection = so.protect(model, optimizer, memory=kept, output=lambda output, target: output.sum())
     protection.observe(first, torch.zeros(6))
     start = model.weight.detach().clone()
     for _ in range(30):
@@ -160,7 +159,7 @@ def test_two_penalties_with_the_same_eigenvectors_add_up_exactly(memory):
     reference = protection._projection.reference[0].numbers
     torch.testing.assert_close(reference, expected, rtol=0, atol=1e-6 * float((now - start).abs().max()))
     both = [((expected - a) @ H).flatten() @ (expected - a).flatten() for a, H in ((start, H_old), (now, H_more))]
-    unit = kept.weight * 2.0
+    unit = protection.memory.weight * 2.0
     assert protection._projection.lost == pytest.approx(unit * float(sum(both)), rel=1e-5)
 
 

@@ -23,6 +23,7 @@ from ..memory.curvature.energies import energies_of_examples, scaled_deltas
 from ..memory.curvature.factors import require_finite_uses
 from ..memory.curvature.traces import Passes, TraceSums
 from ..memory.estimates import Estimate
+from ..memory.layout import REST
 from ..memory.staging import Commit
 from ..model.batches import every_logit, map_tensors
 from ..model.layers import MIXED, orders_of_positions
@@ -39,7 +40,7 @@ from .units import Unit
 WIDEST = 8192
 """Factors are summed whole, in 8 d² bytes, while a task is remembered; of wider layers that would be too much."""
 
-SPREAD, REST = "outputs.spread", "rest"
+SPREAD = "outputs.spread"
 
 TOGETHER = 256
 """So many examples go through the model at once."""
