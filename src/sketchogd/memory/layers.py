@@ -321,14 +321,11 @@ class LayerMemory(Memory):
                 if tensor is not None:
                     yield Covered(tensor, f"{part}layer {name!r}, {self.curvature.name}", seen)
         if self.others is not None:
-            sketches = [
-                part.sketch
-                for part in self.others.parts
-                for place in self.others.parameters.places
-                if part.place.start <= place.start < part.place.stop
-            ]
-            for tensor, sketch, seen in zip(self.others.parameters.tensors, sketches, self.others.seen(), strict=True):
-                yield Covered(tensor, f"gradients, {sketch!r}", seen)
+            parts, own = iter(self.others.parts), None
+            held = self.others.parameters
+            for tensor, place, seen in zip(held.tensors, held.places, self.others.seen(), strict=True):
+                own = own if own is not None and place.start < own.place.stop else next(parts)
+                yield Covered(tensor, f"gradients, {own.sketch!r}", seen)
 
     def end_task(self) -> None:
         """See `Memory`."""
